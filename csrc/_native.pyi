@@ -1,0 +1,291 @@
+"""Types of evoke.core._native, the C++ core: it owns bytes and never decides.
+
+Addresses of stored bytes are `refs`: u64 = (memory number << 56) | byte offset in that memory.
+`rows` are u32 numbers of index entries; NO_ROW marks "none". Keys are n x 32 bytes, packed.
+Results per block are u8 (see the constants); arrays are C-contiguous numpy arrays.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+
+NO_ROW: Final[int]  # 0xFFFFFFFF
+NO_REF: Final[int]  # 0xFFFFFFFFFFFFFFFF
+
+# outcome of one block of a copy job
+COPIED: Final[int]  # 0: copied; for a fetch with verify: and the checksum agreed
+CORRUPT: Final[int]  # 1: the stored bytes do not have the stored checksum
+FAULT: Final[int]  # 2: the peer's memory faulted (truncated, punched, unmapped)
+LATE: Final[int]  # 3: not started before the deadline
+CANCELLED: Final[int]  # 4: the client raised its fence before this block was started
+
+# ---------------------------------------------------------------- hashing
+
+def sha256(data: bytes) -> bytes: ...
+def chain_keys(
+    namespace_id: bytes,
+    token_ids: U32,
+    block_tokens: int,
+    parent: bytes,
+    extras: Sequence[tuple[int, bytes]],
+) -> bytes:
+    """Keys of the full blocks of token_ids (a trailing partial block has none): n x 32 bytes.
+
+    key[i] = SHA-256("evoke-block-1" || namespace_id || key[i-1] || u32 count || token ids as
+    u32 little-endian || extra), parent = key of the block before (32 bytes; 32 zero bytes at
+    position 0). `extras` = (block number, bytes): extra = u32 length || bytes, else u32 0.
+    ValueError names the argument.
+    """
+
+def xxh3_64(data: Any) -> int:
+    """XXH3 64-bit (seed 0, default secret) of a contiguous buffer, the checksum of stored blocks.
+
+    Buffers below 256 bytes are zero-padded to 256 first (then equal to xxhash of the padded).
+    """
+
+def kernel_name() -> str:
+    """Copy kernel chosen by the self-test of this process ("avx2_nt", "memcpy", ...)."""
+
+def self_test(milliseconds: int = 20) -> dict[str, float]:
+    """Measure each kernel (bytes per second) and choose; {"avx2_nt": ..., "memcpy": ...}."""
+
+# ---------------------------------------------------------------- memory
+
+class Arena:
+    """One tier memory: anonymous or hugetlb pages, carved into extents of one block size each.
+
+    Extents are runs of 2 MiB granules, never across a 1 GiB boundary, sized so that at most
+    1/32 is wasted where the space allows. Single-threaded except prefault.
+    """
+
+    def __init__(self, capacity_bytes: int, backing: str = "auto", lock: bool = False) -> None:
+        """backing: auto | hugetlb | thp | 4k. Capacity is rounded up to 2 MiB. MemoryError if unmapped."""
+
+    def prefault(self, threads: int) -> None:
+        """Touch all pages (MADV_POPULATE_WRITE) without the GIL; progress in prefaulted_bytes."""
+
+    prefaulted_bytes: int
+    address: int
+    capacity_bytes: int
+    backing: str  # what it got: hugetlb | thp | 4k
+    locked: bool  # mlock succeeded (ENOMEM is an answer, not an error)
+
+    def allocate(self, block_bytes: int, count: int) -> U64:
+        """Byte offsets (4 KiB aligned) of up to count blocks; shorter when there is no room."""
+
+    def free(self, offsets: U64) -> None:
+        """ValueError on an offset that is not allocated (nothing is freed then)."""
+
+    def extents(self) -> list[dict[str, int]]:
+        """[{offset, bytes, block_bytes, blocks_used, blocks}] of the extents in use."""
+
+    def can_ever_hold(self, block_bytes: int) -> bool: ...
+    def stats(self) -> dict[str, int]:
+        """{capacity_bytes, allocated_bytes (sum of block sizes given out), extent_bytes,
+        free_granule_bytes, largest_free_run_bytes, wasted_bytes (rounding and extent tails), blocks}"""
+
+    def close(self) -> None: ...
+
+def make_pool_memfd(pool_bytes: int, name: str, huge: bool = False) -> int:
+    """A memfd for an engine's pool: sized, sealed SHRINK|GROW|SEAL, close-on-exec."""
+
+def check_pool_memfd(fd: int, pool_bytes: int) -> None:
+    """ValueError unless fd is a memfd of at least pool_bytes sealed against SHRINK."""
+
+def memory_available_bytes() -> int:
+    """The least of MemAvailable and what the cgroup (v1 or v2) leaves."""
+
+# ---------------------------------------------------------------- index
+
+class Index:
+    """Which blocks are where: key -> parts, holds, chain links; publishes the look-up table.
+
+    Owned by one thread. A row is visible from insert to erase. A held row that is erased
+    disappears at once and its memory is given back at the last unhold.
+    """
+
+    def __init__(self, buckets: int = 1 << 14) -> None: ...
+    def add_namespace(self, parts: int) -> tuple[int, bytes]:
+        """(namespace number, 16-byte tag secret: random)."""
+
+    def drop_namespace(self, namespace: int) -> U64:
+        """Erase every row; refs to free now (all parts)."""
+
+    def find(self, namespace: int, keys: bytes) -> U32: ...
+    def insert(
+        self, namespace: int, key: bytes, chain_index: int, parent: bytes, refs: U64,
+        lengths: U32, sums: U64, tier: int,
+    ) -> int:
+        """Insert and publish one block (refs, lengths, sums: one per part; tier 1 host 2 cxl 3 flash).
+        Returns the row, or NO_ROW when the key is present. parent: 32 bytes or empty."""
+
+    def insert_many(
+        self, namespace: int, keys: bytes, first_index: int, parent: bytes, refs: U64,
+        lengths: U32, sums: U64, tier: int,
+    ) -> U32:
+        """insert() for consecutive blocks of one chain of a one-part namespace; key[i-1] is the
+        parent of key[i], parent that of key[0]. NO_ROW where the key was present."""
+
+    def link(self, namespace: int, keys: bytes) -> None:
+        """Consecutive keys of one chain: set missing parent links between resident ones."""
+
+    def erase(self, rows: U32) -> U64:
+        """Unpublish; refs (all parts) that can be freed now."""
+
+    def hold(self, rows: U32) -> None: ...
+    def unhold(self, rows: U32) -> U64:
+        """Refs that became free (erased while held)."""
+
+    def is_visible(self, rows: U32) -> U8: ...
+    def touch(self, rows: U32) -> None:
+        """Most recent: the rows, last to first, and then all their ancestors (child to root), so
+        that a parent is always more recent than its children."""
+
+    def victims(self, count: int, bytes_wanted: int = 0, namespace: int = -1) -> U32:
+        """Least recent rows that are not held and have no resident child left (counting earlier
+        victims as gone), until count rows and bytes_wanted bytes are reached. Chooses only."""
+
+    def descendants(self, rows: U32) -> U32:
+        """rows and everything below them, children before parents."""
+
+    def rows_in(self, begin_ref: int, end_ref: int) -> U32:
+        """Visible rows with a part in [begin_ref, end_ref)."""
+
+    def oldest(self) -> int:
+        """Least recent row that is not held, or NO_ROW."""
+
+    def part(self, rows: U32, part: int) -> tuple[U64, U32, U64]:
+        """(refs, lengths, sums) of one part of each row. IndexError on a dead row."""
+
+    def row(self, row: int) -> dict[str, Any]:
+        """{namespace, key, chain_index, parent_row, children, holds, tier, parts, bytes}"""
+
+    def rows_of(self, namespace: int) -> U32: ...
+    def usage(self) -> list[dict[str, int]]:
+        """Per namespace {namespace, blocks, bytes}, counted from the rows on each change."""
+
+    def check(self) -> None:
+        """Walk everything and prove it (links, counts, published table); RuntimeError says what."""
+
+    def __len__(self) -> int: ...
+    def metadata_bytes(self) -> int: ...
+    def table_fd(self) -> int:
+        """memfd of the published table (read side), sealed SHRINK|GROW|FUTURE_WRITE|SEAL."""
+
+    table_epoch: int  # rises with each resize; a new memfd then
+    unpublished: int  # rows that found no bucket (look-ups miss them; fetch finds them)
+    def close(self) -> None: ...
+
+class TableView:
+    """A client's read-only view of a published table. Thread-safe."""
+
+    def __init__(self, fd: int) -> None:
+        """Maps fd (which may be closed afterwards). ValueError when it is not a table."""
+
+    epoch: int
+    def superseded(self) -> bool:
+        """True when the daemon has published another table."""
+
+    def lookup(self, secret: bytes, keys: bytes) -> U8:
+        """Tier of each key (0 = miss). No lock, bounded retries."""
+
+    def leading(self, secret: bytes, keys: bytes) -> int:
+        """How many keys are present before the first that is not."""
+
+    def close(self) -> None: ...
+
+# ---------------------------------------------------------------- copying
+
+class Layout:
+    """Where the bytes of a block lie in a pool, in stored order. Immutable.
+
+    segments: (base, slot_stride, dims, item_bytes), all in bytes; dims = (count, stride), outermost
+    first, in stored order ([layer][k/v][token][head][element] for plain). The stored bytes of a
+    slot are the segments one after another. Strides may be negative. ValueError (naming segment
+    and number) when bytes of a slot fall outside [0, pool_bytes) or two bytes coincide.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[tuple[int, int, Sequence[tuple[int, int]], int]],
+        slots: int,
+        pool_bytes: int,
+    ) -> None: ...
+    block_bytes: int
+    slots: int
+    runs_per_block: int
+    run_bytes: int  # the shortest run
+    def gather(self, pool_address: int, slots: U32, out: Any) -> U64:
+        """Copy slots into the contiguous buffer out (len(slots) x block_bytes); checksums. In the
+        calling thread, without the GIL. No fault guard: for the caller's own memory."""
+
+    def scatter(self, pool_address: int, slots: U32, source: Any) -> U64: ...
+
+class Pool:
+    """A peer's pool: the daemon's mapping of its memfd and the layout in it."""
+
+    def __init__(self, fd: int, pool_bytes: int, layout: Layout) -> None: ...
+    layout: Layout
+    pool_bytes: int
+    def close(self) -> None:
+        """No new job may name it; unmapped when the last running job has ended."""
+
+class FencePage:
+    """64 words shared between a client and the daemon; see docs/protocol.md, "Fences"."""
+
+    def __init__(self, fd: int) -> None: ...
+    @staticmethod
+    def make() -> int:
+        """memfd for a new page (sealed SHRINK|GROW|SEAL)."""
+
+    def arm(self, word: int) -> None:
+        """Client: reset to 0 before naming it in a request. ValueError while a copy is active."""
+
+    def cancel(self, word: int, wait_ms: int) -> bool:
+        """Client: no block starts any more; True when none is being copied (waits up to wait_ms)."""
+
+    def close(self) -> None: ...
+
+class CopyEngine:
+    """Worker threads that copy and checksum batches of blocks; results through an eventfd."""
+
+    def __init__(self, workers: int) -> None: ...
+    eventfd: int  # readable when take_completed has something
+    workers: int
+    def add_memory(self, address: int, length_bytes: int) -> int:
+        """Register tier memory; the number that goes into refs. The caller keeps it mapped."""
+
+    def store(
+        self, pool: Pool, slots: U32, refs: U64, deadline_ms: int = 0,
+        fence: FencePage | None = None, fence_word: int = 0,
+    ) -> int:
+        """Ticket. Copies pool slots to refs; sums are of the bytes written. deadline_ms: from
+        now, 0 = none. ValueError (before anything moves) on a bad slot or ref."""
+
+    def fetch(
+        self, pool: Pool, slots: U32, refs: U64, sums: U64, verify: bool, deadline_ms: int = 0,
+        fence: FencePage | None = None, fence_word: int = 0,
+    ) -> int:
+        """Ticket. Copies refs to pool slots; duplicates in slots are refused (ValueError)."""
+
+    def move(self, source_refs: U64, target_refs: U64, length_bytes: int, sums: U64) -> int:
+        """Ticket. Between tier memories, verified."""
+
+    def take_completed(self) -> list[tuple[int, U8, U64]]:
+        """(ticket, outcome per block, checksum per block)."""
+
+    def in_flight(self) -> int: ...
+    def heartbeats(self) -> list[float]:
+        """Per worker: seconds since it last took or finished a block, 0 when idle."""
+
+    def stats(self) -> dict[str, int]:
+        """{bytes_stored, bytes_fetched, bytes_moved, blocks, faults, cpu_ns}"""
+
+    def close(self) -> None:
+        """Ends the workers; running blocks are finished, the rest come back CANCELLED."""
