@@ -31,7 +31,7 @@ class UnsupportedInput(BadArgument):
 
 
 class Unavailable(EvokeError):
-    """No daemon, or it did not answer in time. Callers that did not ask for exceptions see a miss."""
+    """No daemon, or no answer in time; callers that did not ask for exceptions see a miss."""
 
 
 class Forked(EvokeError):

@@ -1,4 +1,4 @@
-"""Every message of the control socket, its codec, limits and codes. docs/protocol.md is the authority.
+"""Every message of the control socket: codec, limits, codes. docs/protocol.md is the authority.
 
 A request is one msgpack array [version, token, request id, verb, arguments], a reply is
 [request id, boot id, code, result]. Arguments and results are arrays by position, so that no map,

@@ -1,0 +1,1 @@
+"""evoke.client: what a model runner imports."""
