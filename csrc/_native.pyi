@@ -27,20 +27,24 @@ CANCELLED: Final[int]  # 4: the client raised its fence before this block was st
 
 # ---------------------------------------------------------------- hashing
 
-def sha256(data: bytes) -> bytes: ...
+def sha256(data: bytes, portable: bool = False) -> bytes:
+    """portable: without the SHA instructions of the processor (equal results; for tests)."""
+
 def chain_keys(
     namespace_id: bytes,
     token_ids: U32,
     block_tokens: int,
     parent: bytes,
     extras: Sequence[tuple[int, bytes]],
+    portable: bool = False,
 ) -> bytes:
     """Keys of the full blocks of token_ids (a trailing partial block has none): n x 32 bytes.
 
     key[i] = SHA-256("evoke-block-1" || namespace_id || key[i-1] || u32 count || token ids as
     u32 little-endian || extra), parent = key of the block before (32 bytes; 32 zero bytes at
     position 0). `extras` = (block number, bytes): extra = u32 length || bytes, else u32 0.
-    ValueError names the argument.
+    ValueError names the argument (an extra's block is not a full one, or is named twice, too).
+    Arrays are taken as they are: another dtype than u32 that could lose a bit is a TypeError.
     """
 
 def xxh3_64(data: Any) -> int:
@@ -61,14 +65,18 @@ class Arena:
     """One tier memory: anonymous or hugetlb pages, carved into extents of one block size each.
 
     Extents are runs of 2 MiB granules, never across a 1 GiB boundary, sized so that at most
-    1/32 is wasted where the space allows. Single-threaded except prefault.
+    1/32 is wasted where the space allows. Single-threaded except prefault and close. After
+    close() calls that need the memory raise ValueError.
     """
 
     def __init__(self, capacity_bytes: int, backing: str = "auto", lock: bool = False) -> None:
-        """backing: auto | hugetlb | thp | 4k. Capacity is rounded up to 2 MiB. MemoryError if unmapped."""
+        """backing: the best to try, auto | hugetlb | thp | 4k; the next worse one follows when the
+        machine lacks it. Capacity is rounded up to 2 MiB. MemoryError when nothing is mapped."""
 
     def prefault(self, threads: int) -> None:
-        """Touch all pages (MADV_POPULATE_WRITE) without the GIL; progress in prefaulted_bytes."""
+        """Touch all pages (MADV_POPULATE_WRITE) without the GIL; progress in prefaulted_bytes.
+        Locks afterwards if asked to. MemoryError with the bytes done when the kernel refuses;
+        ValueError when close() ended it."""
 
     prefaulted_bytes: int
     address: int
@@ -98,8 +106,9 @@ def make_pool_memfd(pool_bytes: int, name: str, huge: bool = False) -> int:
 def check_pool_memfd(fd: int, pool_bytes: int) -> None:
     """ValueError unless fd is a memfd of at least pool_bytes sealed against SHRINK."""
 
-def memory_available_bytes() -> int:
-    """The least of MemAvailable and what the cgroup (v1 or v2) leaves."""
+def memory_available_bytes(proc: str = "/proc") -> int:
+    """The least of MemAvailable and what the cgroups (v1 and v2, up to the root) leave; inactive
+    page cache counts as free. proc: where procfs is."""
 
 # ---------------------------------------------------------------- index
 
@@ -107,10 +116,15 @@ class Index:
     """Which blocks are where: key -> parts, holds, chain links; publishes the look-up table.
 
     Owned by one thread. A row is visible from insert to erase. A held row that is erased
-    disappears at once and its memory is given back at the last unhold.
+    disappears at once and its memory is given back at the last unhold. Row numbers are reused as
+    late as can be; IndexError when a row is not visible (hold, touch, erase, ...), or is dead (part,
+    row, unhold); nothing has changed then. After close() everything raises ValueError.
     """
 
-    def __init__(self, buckets: int = 1 << 14) -> None: ...
+    def __init__(self, buckets: int = 1 << 14, max_buckets: int = 1 << 24) -> None:
+        """buckets (64 bytes, about two entries each) of the first published table; it doubles by
+        itself, which stalls the caller (about 0.1 us per entry), up to max_buckets."""
+
     def add_namespace(self, parts: int) -> tuple[int, bytes]:
         """(namespace number, 16-byte tag secret: random)."""
 
@@ -133,10 +147,16 @@ class Index:
         parent of key[i], parent that of key[0]. NO_ROW where the key was present."""
 
     def link(self, namespace: int, keys: bytes) -> None:
-        """Consecutive keys of one chain: set missing parent links between resident ones."""
+        """Consecutive keys of one chain: set missing parent links between resident ones. Here and
+        in insert a link needs the child's chain index to be the parent's + 1 (so that links have
+        no cycle, whatever a client claims), else there is none."""
 
     def erase(self, rows: U32) -> U64:
-        """Unpublish; refs (all parts) that can be freed now."""
+        """Unpublish; refs (all parts) that can be freed now. A row named twice counts once."""
+
+    def relocate(self, rows: U32, refs: U64, tier: int) -> U64:
+        """Rows that nobody holds (else ValueError) have moved: new refs (all parts, row by row) and
+        tier. The refs they had, to free now."""
 
     def hold(self, rows: U32) -> None: ...
     def unhold(self, rows: U32) -> U64:
@@ -144,8 +164,8 @@ class Index:
 
     def is_visible(self, rows: U32) -> U8: ...
     def touch(self, rows: U32) -> None:
-        """Most recent: the rows, last to first, and then all their ancestors (child to root), so
-        that a parent is always more recent than its children."""
+        """Most recent: the rows, last to first, each with all its ancestors after it (child to
+        root), so that a parent is always more recent than its children."""
 
     def victims(self, count: int, bytes_wanted: int = 0, namespace: int = -1) -> U32:
         """Least recent rows that are not held and have no resident child left (counting earlier
@@ -164,7 +184,8 @@ class Index:
         """(refs, lengths, sums) of one part of each row. IndexError on a dead row."""
 
     def row(self, row: int) -> dict[str, Any]:
-        """{namespace, key, chain_index, parent_row, children, holds, tier, parts, bytes}"""
+        """{namespace, key, chain_index, parent_row, children, holds, tier, parts, bytes,
+        generation (rises when the row number dies)}"""
 
     def rows_of(self, namespace: int) -> U32: ...
     def usage(self) -> list[dict[str, int]]:
@@ -176,7 +197,8 @@ class Index:
     def __len__(self) -> int: ...
     def metadata_bytes(self) -> int: ...
     def table_fd(self) -> int:
-        """memfd of the published table (read side), sealed SHRINK|GROW|FUTURE_WRITE|SEAL."""
+        """memfd of the published table, sealed SHRINK|GROW|FUTURE_WRITE|SEAL. The index owns it
+        and closes it when table_epoch rises."""
 
     table_epoch: int  # rises with each resize; a new memfd then
     unpublished: int  # rows that found no bucket (look-ups miss them; fetch finds them)
@@ -190,7 +212,7 @@ class TableView:
 
     epoch: int
     def superseded(self) -> bool:
-        """True when the daemon has published another table."""
+        """True when the daemon has published another table; this one no longer changes."""
 
     def lookup(self, secret: bytes, keys: bytes) -> U8:
         """Tier of each key (0 = miss). No lock, bounded retries."""

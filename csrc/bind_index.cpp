@@ -1,0 +1,307 @@
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "bindings.hpp"
+#include "index.hpp"
+#include "table.hpp"
+
+namespace py = pybind11;
+
+namespace evoke {
+namespace {
+
+// Without forcecast: a negative, wider or fractional number is a TypeError, never another row.
+template <typename T>
+using Exact = py::array_t<T, py::array::c_style>;
+using Rows = Exact<uint32_t>;
+using Refs = Exact<uint64_t>;
+
+// Keys from here on are looked up without the GIL; below, giving it up costs more than it gives.
+constexpr size_t kKeysWithoutGil = 2048;
+
+template <typename T>
+std::span<const T> span_of(const Exact<T>& array) {
+  return {array.data(), static_cast<size_t>(array.size())};
+}
+
+std::span<const uint8_t> span_of(const py::bytes& bytes) {
+  const std::string_view view = bytes;
+  return {reinterpret_cast<const uint8_t*>(view.data()), view.size()};
+}
+
+template <typename T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+template <typename T>
+py::array_t<T> new_array(size_t count) {
+  return py::array_t<T>(static_cast<py::ssize_t>(count));
+}
+
+py::bytes bytes_of(const void* data, size_t length_bytes) {
+  return {static_cast<const char*>(data), length_bytes};
+}
+
+void require_open(bool open, const char* what) {
+  if (!open) throw py::value_error(std::string(what) + ": closed");
+}
+
+// The Index of Python: can be closed.
+class PyIndex {
+ public:
+  PyIndex(size_t buckets, size_t max_buckets) {
+    try {
+      index_ = std::make_unique<Index>(buckets, max_buckets);
+    } catch (const std::system_error& error) {
+      py::set_error(PyExc_MemoryError, error.what());
+      throw py::error_already_set();
+    }
+  }
+
+  Index& get() const {
+    require_open(index_ != nullptr, "index");
+    return *index_;
+  }
+  void close() { index_.reset(); }
+
+  py::tuple add_namespace(uint32_t parts) {
+    const auto [number, secret] = get().add_namespace(parts);
+    return py::make_tuple(number, bytes_of(&secret, sizeof secret));
+  }
+
+  uint32_t insert(uint32_t namespace_number, const py::bytes& key, uint32_t chain_index,
+                  const py::bytes& parent, const Refs& refs, const Rows& lengths, const Refs& sums,
+                  uint32_t tier) {
+    if (span_of(key).size() != 32) {
+      throw py::value_error("key: " + std::to_string(span_of(key).size()) + " bytes, expected 32");
+    }
+    return get().insert(namespace_number,
+                        new_blocks(key, chain_index, parent, refs, lengths, sums, tier))[0];
+  }
+
+  py::array_t<uint32_t> insert_many(uint32_t namespace_number, const py::bytes& keys,
+                                    uint64_t first_index, const py::bytes& parent, const Refs& refs,
+                                    const Rows& lengths, const Refs& sums, uint32_t tier) {
+    return array_of(get().insert(namespace_number,
+                                 new_blocks(keys, first_index, parent, refs, lengths, sums, tier)));
+  }
+
+  py::array_t<uint8_t> is_visible(const Rows& rows) const {
+    auto visible = new_array<uint8_t>(static_cast<size_t>(rows.size()));
+    for (py::ssize_t i = 0; i < rows.size(); ++i) {
+      visible.mutable_data()[i] = get().is_visible(rows.data()[i]) ? 1 : 0;
+    }
+    return visible;
+  }
+
+  py::tuple part(const Rows& rows, uint32_t part) const {
+    const auto count = static_cast<size_t>(rows.size());
+    auto refs = new_array<uint64_t>(count);
+    auto lengths = new_array<uint32_t>(count);
+    auto sums = new_array<uint64_t>(count);
+    for (size_t i = 0; i < count; ++i) {
+      const Row& row = get().live_row(rows.data()[i]);
+      if (part >= row.part_count) {
+        throw py::value_error("part: " + std::to_string(part) + " of a row with " +
+                              std::to_string(row.part_count));
+      }
+      const Part one = row.part(part);
+      refs.mutable_data()[i] = one.ref;
+      lengths.mutable_data()[i] = one.length_bytes;
+      sums.mutable_data()[i] = one.sum;
+    }
+    return py::make_tuple(refs, lengths, sums);
+  }
+
+  py::dict row(uint32_t number) const {
+    const Row& row = get().live_row(number);
+    py::dict entry;
+    entry["namespace"] = row.namespace_number;
+    entry["key"] = bytes_of(row.key.data(), row.key.size());
+    entry["chain_index"] = row.chain_index;
+    entry["parent_row"] = row.parent;
+    entry["children"] = row.children;
+    entry["holds"] = row.holds;
+    entry["tier"] = uint32_t{row.tier};
+    entry["parts"] = uint32_t{row.part_count};
+    entry["bytes"] = row.bytes();
+    entry["generation"] = row.generation;
+    return entry;
+  }
+
+  py::list usage() const {
+    py::list list;
+    for (const NamespaceUsage& usage : get().usage()) {
+      py::dict entry;
+      entry["namespace"] = usage.number;
+      entry["blocks"] = usage.blocks;
+      entry["bytes"] = usage.bytes;
+      list.append(entry);
+    }
+    return list;
+  }
+
+ private:
+  static NewBlocks new_blocks(const py::bytes& keys, uint64_t first_index, const py::bytes& parent,
+                              const Refs& refs, const Rows& lengths, const Refs& sums,
+                              uint32_t tier) {
+    return {span_of(keys),    span_of(parent), first_index, span_of(refs),
+            span_of(lengths), span_of(sums),   tier};
+  }
+
+  std::unique_ptr<Index> index_;
+};
+
+// The TableView of Python: close() lets look-ups in other threads finish.
+class PyTableView {
+ public:
+  explicit PyTableView(int fd) : reader_(std::make_shared<const TableReader>(fd)) {}
+
+  std::shared_ptr<const TableReader> get() const {
+    require_open(reader_ != nullptr, "table view");
+    return reader_;
+  }
+  void close() { reader_.reset(); }
+
+  py::array_t<uint8_t> lookup(const py::bytes& secret, const py::bytes& keys) const {
+    const auto reader = get();
+    const std::span<const uint8_t> packed = checked_keys(keys);
+    auto tiers = new_array<uint8_t>(packed.size() / 32);
+    uint8_t* const to = tiers.mutable_data();
+    const TagSecret key = secret_of(secret);
+    if (packed.size() / 32 < kKeysWithoutGil) {
+      reader->lookup(key, packed, to);
+    } else {
+      const py::gil_scoped_release unlocked;
+      reader->lookup(key, packed, to);
+    }
+    return tiers;
+  }
+
+  size_t leading(const py::bytes& secret, const py::bytes& keys) const {
+    const auto reader = get();
+    return reader->leading(secret_of(secret), checked_keys(keys));
+  }
+
+ private:
+  static TagSecret secret_of(const py::bytes& secret) {
+    const std::span<const uint8_t> bytes = span_of(secret);
+    TagSecret value;
+    if (bytes.size() != sizeof value) {
+      throw py::value_error("secret: " + std::to_string(bytes.size()) + " bytes, expected 16");
+    }
+    std::memcpy(&value, bytes.data(), sizeof value);
+    return value;
+  }
+
+  static std::span<const uint8_t> checked_keys(const py::bytes& keys) {
+    const std::span<const uint8_t> packed = span_of(keys);
+    if (packed.size() % 32 == 0) return packed;
+    throw py::value_error("keys: " + std::to_string(packed.size()) +
+                          " bytes, not a multiple of 32");
+  }
+
+  std::shared_ptr<const TableReader> reader_;
+};
+
+void bind_index_class(py::module_& m) {
+  using I = const PyIndex&;
+  py::class_<PyIndex>(m, "Index")
+      .def(py::init<size_t, size_t>(), py::arg("buckets") = size_t{1} << 14,
+           py::arg("max_buckets") = size_t{1} << 24)
+      .def("add_namespace", &PyIndex::add_namespace, py::arg("parts"))
+      .def(
+          "drop_namespace",
+          [](I self, uint32_t number) { return array_of(self.get().drop_namespace(number)); },
+          py::arg("namespace"))
+      .def(
+          "find",
+          [](I self, uint32_t number, const py::bytes& keys) {
+            return array_of(self.get().find(number, span_of(keys)));
+          },
+          py::arg("namespace"), py::arg("keys"))
+      .def("insert", &PyIndex::insert, py::arg("namespace"), py::arg("key"), py::arg("chain_index"),
+           py::arg("parent"), py::arg("refs"), py::arg("lengths"), py::arg("sums"), py::arg("tier"))
+      .def("insert_many", &PyIndex::insert_many, py::arg("namespace"), py::arg("keys"),
+           py::arg("first_index"), py::arg("parent"), py::arg("refs"), py::arg("lengths"),
+           py::arg("sums"), py::arg("tier"))
+      .def(
+          "link",
+          [](I self, uint32_t number, const py::bytes& keys) {
+            self.get().link(number, span_of(keys));
+          },
+          py::arg("namespace"), py::arg("keys"))
+      .def(
+          "erase",
+          [](I self, const Rows& rows) { return array_of(self.get().erase(span_of(rows))); },
+          py::arg("rows"))
+      .def(
+          "relocate",
+          [](I self, const Rows& rows, const Refs& refs, uint32_t tier) {
+            return array_of(self.get().relocate(span_of(rows), span_of(refs), tier));
+          },
+          py::arg("rows"), py::arg("refs"), py::arg("tier"))
+      .def(
+          "hold", [](I self, const Rows& rows) { self.get().hold(span_of(rows)); }, py::arg("rows"))
+      .def(
+          "unhold",
+          [](I self, const Rows& rows) { return array_of(self.get().unhold(span_of(rows))); },
+          py::arg("rows"))
+      .def("is_visible", &PyIndex::is_visible, py::arg("rows"))
+      .def(
+          "touch", [](I self, const Rows& rows) { self.get().touch(span_of(rows)); },
+          py::arg("rows"))
+      .def(
+          "victims",
+          [](I self, size_t count, uint64_t bytes_wanted, int64_t number) {
+            return array_of(self.get().victims(count, bytes_wanted, number));
+          },
+          py::arg("count"), py::arg("bytes_wanted") = 0, py::arg("namespace") = -1)
+      .def(
+          "descendants",
+          [](I self, const Rows& rows) { return array_of(self.get().descendants(span_of(rows))); },
+          py::arg("rows"))
+      .def(
+          "rows_in",
+          [](I self, uint64_t begin, uint64_t end) {
+            return array_of(self.get().rows_in(begin, end));
+          },
+          py::arg("begin_ref"), py::arg("end_ref"))
+      .def("oldest", [](I self) { return self.get().oldest(); })
+      .def("part", &PyIndex::part, py::arg("rows"), py::arg("part"))
+      .def("row", &PyIndex::row, py::arg("row"))
+      .def(
+          "rows_of", [](I self, uint32_t number) { return array_of(self.get().rows_of(number)); },
+          py::arg("namespace"))
+      .def("usage", &PyIndex::usage)
+      .def("check", [](I self) { self.get().check(); })
+      .def("__len__", [](I self) { return self.get().size(); })
+      .def("metadata_bytes", [](I self) { return self.get().metadata_bytes(); })
+      .def("table_fd", [](I self) { return self.get().table_fd(); })
+      .def_property_readonly("table_epoch", [](I self) { return self.get().table_epoch(); })
+      .def_property_readonly("unpublished", [](I self) { return self.get().unpublished(); })
+      .def("close", &PyIndex::close);
+}
+
+}  // namespace
+
+void bind_index(py::module_& m) {
+  m.attr("NO_ROW") = kNoRow;
+  m.attr("NO_REF") = ~uint64_t{0};
+  bind_index_class(m);
+  py::class_<PyTableView>(m, "TableView")
+      .def(py::init<int>(), py::arg("fd"))
+      .def_property_readonly("epoch", [](const PyTableView& self) { return self.get()->epoch(); })
+      .def("superseded", [](const PyTableView& self) { return self.get()->superseded(); })
+      .def("lookup", &PyTableView::lookup, py::arg("secret"), py::arg("keys"))
+      .def("leading", &PyTableView::leading, py::arg("secret"), py::arg("keys"))
+      .def("close", &PyTableView::close);
+}
+
+}  // namespace evoke

@@ -1,0 +1,132 @@
+// Which blocks are where: key -> parts, holds, chain links, recency; publishes the look-up table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rows.hpp"
+#include "table.hpp"
+
+namespace evoke {
+
+struct NamespaceUsage {
+  uint32_t number;
+  uint64_t blocks, bytes;
+};
+
+// The blocks of one insert: consecutive ones of a chain. refs, lengths and sums have one value per
+// part, block after block.
+struct NewBlocks {
+  std::span<const uint8_t> keys;    // packed, 32 bytes each
+  std::span<const uint8_t> parent;  // of the first: 32 bytes or empty
+  uint64_t first_index = 0;         // chain index of the first
+  std::span<const uint64_t> refs;
+  std::span<const uint32_t> lengths_bytes;
+  std::span<const uint64_t> sums;
+  uint32_t tier = 0;
+};
+
+// Owned by one thread. A row is visible from insert to erase. A held row that is erased disappears
+// at once and its memory is given back at the last unhold. A parent is always more recent than its
+// children. Bad arguments: std::invalid_argument; a row that is not visible: std::out_of_range;
+// nothing has changed then.
+class Index {
+ public:
+  // buckets: of the first published table; it doubles by itself up to max_buckets.
+  Index(size_t buckets, size_t max_buckets);
+
+  std::pair<uint32_t, TagSecret> add_namespace(uint32_t parts);
+  std::vector<uint64_t> drop_namespace(uint32_t number);
+
+  std::vector<uint32_t> find(uint32_t namespace_number, std::span<const uint8_t> keys) const;
+  // Per block its row, or kNoRow where the key was present.
+  std::vector<uint32_t> insert(uint32_t namespace_number, const NewBlocks& blocks);
+  // Consecutive keys of one chain: sets missing parent links. A link needs the chain index of the
+  // child to be one more than the parent's, so that whatever a client claims, links have no cycle.
+  void link(uint32_t namespace_number, std::span<const uint8_t> keys);
+  std::vector<uint64_t> erase(std::span<const uint32_t> rows);
+  // Another place for the parts of rows that nobody holds; the refs they had.
+  std::vector<uint64_t> relocate(std::span<const uint32_t> rows, std::span<const uint64_t> refs,
+                                 uint32_t tier);
+
+  void hold(std::span<const uint32_t> rows);
+  std::vector<uint64_t> unhold(std::span<const uint32_t> rows);
+
+  // Afterwards the first row is the most recent but for its ancestors, and so on.
+  void touch(std::span<const uint32_t> rows);
+  std::vector<uint32_t> victims(size_t count, uint64_t bytes_wanted, int64_t namespace_number);
+  std::vector<uint32_t> descendants(std::span<const uint32_t> rows);
+  std::vector<uint32_t> rows_in(uint64_t begin_ref, uint64_t end_ref) const;
+  std::vector<uint32_t> rows_of(uint32_t namespace_number) const;
+  uint32_t oldest() const;
+
+  bool is_visible(uint32_t row) const { return rows_.is(row, RowState::kVisible); }
+  const Row& live_row(uint32_t row) const;  // visible, or erased and held
+
+  std::vector<NamespaceUsage> usage() const;
+  size_t size() const { return map_.size(); }
+  size_t metadata_bytes() const;
+  int table_fd() const { return table_->fd(); }
+  uint64_t table_epoch() const { return table_->epoch(); }
+  size_t unpublished() const { return unpublished_; }
+
+  // Walks everything; std::logic_error says what is wrong.
+  void check() const;
+
+ private:
+  struct Namespace {
+    TagSecret secret;
+    uint32_t parts = 0;
+    bool live = true;
+    uint64_t blocks = 0;
+    uint64_t bytes = 0;
+    RecencyList recency{kOfNamespace};
+  };
+  struct Waiting {  // a row that found no bucket
+    uint32_t row;
+    uint32_t generation;
+  };
+
+  const Namespace& namespace_at(uint64_t number) const;
+  void require_visible(std::span<const uint32_t> rows) const;
+  uint32_t find_one(uint32_t namespace_number, const uint8_t* key, const Tag& tag) const;
+  uint32_t add_row(uint32_t namespace_number, const uint8_t* key, const Tag& tag,
+                   const std::vector<Part>& parts, uint32_t chain_index, uint32_t tier);
+  void check_new(const Namespace& space, const NewBlocks& blocks) const;
+  bool link_one(uint32_t child, uint32_t parent);
+  void unlink(uint32_t row);
+  void move_to_newest(uint32_t row);
+  void remove_one(uint32_t row, std::vector<uint64_t>* freed);
+  void free_row(uint32_t row, std::vector<uint64_t>* freed);
+  uint32_t next_stamp();
+
+  void publish(uint32_t row);
+  void unpublish(uint32_t row);
+  void grow_table();
+  void retry_waiting(size_t count);  // up to count of the rows that found no bucket
+
+  void check_rows() const;
+  void check_row(uint32_t row) const;
+  void check_children(uint32_t row) const;
+  void check_recency() const;
+  void check_usage() const;
+
+  RowStore rows_;
+  RowMap map_;
+  RecencyList recency_{kOfAll};
+  std::vector<Namespace> namespaces_;
+  std::unique_ptr<TableWriter> table_;
+  size_t max_buckets_;
+  size_t grow_above_entries_ = 0;  // after a refusal: not before there are this many
+  size_t unpublished_ = 0;
+  std::vector<Waiting> waiting_;  // and some that have been published or erased since
+  size_t next_waiting_ = 0;
+  uint32_t stamp_ = 0;
+};
+
+}  // namespace evoke
