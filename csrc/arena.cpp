@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <fstream>
 #include <stdexcept>
-#include <system_error>
 #include <thread>
+#include <utility>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -39,6 +39,30 @@ bool thp_possible() {
   return std::getline(file, line) && line.find("[never]") == std::string::npos;
 }
 
+constexpr int kProtection = PROT_READ | PROT_WRITE;
+constexpr int kMapFlags = MAP_PRIVATE | MAP_ANONYMOUS;
+
+// Empty when the reserve has too few pages: they are taken here and not at the first touch.
+Mapping map_hugetlb(size_t length) {
+  constexpr int kFlags = kMapFlags | MAP_HUGETLB | (21 << MAP_HUGE_SHIFT);
+  void* const address = mmap(nullptr, length, kProtection, kFlags, -1, 0);
+  return address == MAP_FAILED ? Mapping() : Mapping(address, length);
+}
+
+// Starts at a multiple of 2 MiB, so that transparent huge pages fit.
+Mapping map_aligned(size_t length) {
+  void* const address = mmap(nullptr, length + kGranuleBytes, kProtection, kMapFlags, -1, 0);
+  if (address == MAP_FAILED) {
+    throw_system_error(errno, "arena of " + std::to_string(length) + " bytes");
+  }
+  auto* const raw = static_cast<uint8_t*>(address);
+  const auto place = reinterpret_cast<uintptr_t>(raw);
+  const size_t skip = round_up(place, kGranuleBytes) - place;
+  if (skip > 0) munmap(raw, skip);
+  munmap(raw + skip + length, kGranuleBytes - skip);
+  return Mapping(raw + skip, length);
+}
+
 // Faults a range in. 0 or an errno.
 int populate(uint8_t* from, size_t length_bytes) {
   while (madvise(from, length_bytes, MADV_POPULATE_WRITE) != 0) {
@@ -56,48 +80,33 @@ int populate(uint8_t* from, size_t length_bytes) {
 }  // namespace
 
 Arena::Arena(size_t capacity_bytes, Backing want, bool lock)
-    : granules_(checked_granules(capacity_bytes)),
+    : Arena(map(checked_granules(capacity_bytes) * kGranuleBytes, want), lock) {}
+
+Arena::Arena(Mapped mapped, bool lock)
+    : memory_(std::move(mapped.memory)),
+      backing_(mapped.backing),
+      granules_(memory_.size() / kGranuleBytes),
       lock_wanted_(lock),
       granule_map_(granules_),
-      extent_of_granule_(granules_, 0) {
-  map_memory(want);
-}
+      extent_of_granule_(granules_, 0) {}
 
 Arena::~Arena() { close(); }
 
-void Arena::map_memory(Backing want) {
-  constexpr int kProtection = PROT_READ | PROT_WRITE;
-  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
-  constexpr int kHugeFlags = kFlags | MAP_HUGETLB | (21 << MAP_HUGE_SHIFT);
-  const size_t length = capacity_bytes();
-  void* address = MAP_FAILED;
-  if (want == Backing::kAuto || want == Backing::kHugetlb) {
-    // Reserves the pages: it fails here and not at the first touch.
-    address = mmap(nullptr, length, kProtection, kHugeFlags, -1, 0);
-  }
-  if (address != MAP_FAILED) {
-    memory_ = Mapping(address, length);
-    backing_ = Backing::kHugetlb;
-  } else {
-    address = mmap(nullptr, length + kGranuleBytes, kProtection, kFlags, -1, 0);
-    if (address == MAP_FAILED) {
-      throw_system_error(errno, "arena of " + std::to_string(length) + " bytes");
-    }
-    // Cut down to what starts at a multiple of 2 MiB.
-    auto* raw = static_cast<uint8_t*>(address);
-    const size_t skip = round_up(reinterpret_cast<uintptr_t>(raw), kGranuleBytes) -
-                        reinterpret_cast<uintptr_t>(raw);
-    if (skip > 0) munmap(raw, skip);
-    if (skip < kGranuleBytes) munmap(raw + skip + length, kGranuleBytes - skip);
-    memory_ = Mapping(raw + skip, length);
-    const bool huge = want != Backing::k4k && thp_possible() &&
-                      madvise(memory_.data(), length, MADV_HUGEPAGE) == 0;
-    if (!huge) madvise(memory_.data(), length, MADV_NOHUGEPAGE);
-    backing_ = huge ? Backing::kThp : Backing::k4k;
+Arena::Mapped Arena::map(size_t length, Backing want) {
+  Mapped mapped{Mapping(), Backing::kHugetlb};
+  if (want == Backing::kAuto || want == Backing::kHugetlb) mapped.memory = map_hugetlb(length);
+  if (!mapped.memory.data()) {
+    mapped.memory = map_aligned(length);
+    uint8_t* const memory = mapped.memory.data();
+    const bool huge =
+        want != Backing::k4k && thp_possible() && madvise(memory, length, MADV_HUGEPAGE) == 0;
+    if (!huge) madvise(memory, length, MADV_NOHUGEPAGE);
+    mapped.backing = huge ? Backing::kThp : Backing::k4k;
   }
   // A child must not share it, and a core file must not hold the tenants' text.
-  madvise(memory_.data(), length, MADV_DONTFORK);
-  madvise(memory_.data(), length, MADV_DONTDUMP);
+  madvise(mapped.memory.data(), length, MADV_DONTFORK);
+  madvise(mapped.memory.data(), length, MADV_DONTDUMP);
+  return mapped;
 }
 
 const char* Arena::backing() const {

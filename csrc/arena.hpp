@@ -33,6 +33,8 @@ class Arena {
   // follows when the machine lacks it. Throws std::invalid_argument (capacity 0 or over 2^56),
   // std::system_error when nothing can be mapped.
   Arena(size_t capacity_bytes, Backing want, bool lock);
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
   ~Arena();
 
   // Touches every page with `threads` threads, then locks if asked to. Throws std::system_error
@@ -55,6 +57,10 @@ class Arena {
   void close();  // ends a running prefault; every later call throws std::invalid_argument
 
  private:
+  struct Mapped {
+    Mapping memory;
+    Backing backing;
+  };
   struct Extent {
     GranuleMap::Run run;  // count 0: this slot is unused
     size_t block_bytes = 0;
@@ -65,7 +71,8 @@ class Arena {
     std::vector<uint64_t> free{};  // bit set: the block is free
   };
 
-  void map_memory(Backing want);
+  Arena(Mapped mapped, bool lock);
+  static Mapped map(size_t length_bytes, Backing want);
   void prefault_chunks(std::atomic<size_t>& next, std::atomic<int>& error);
   void require_open() const;
   Extent* extent_with_room(size_t block_bytes);
@@ -74,10 +81,10 @@ class Arena {
   uint64_t take_block(Extent& extent);
   Extent* allocated_block(uint64_t offset, size_t* block);
 
-  size_t granules_ = 0;
-  bool lock_wanted_ = false;
   Mapping memory_;
-  Backing backing_ = Backing::k4k;
+  Backing backing_;
+  size_t granules_;
+  bool lock_wanted_;
   std::mutex prefault_mutex_;  // held while prefault runs, so that close waits for it
   std::atomic<bool> closing_{false};
   std::atomic<bool> locked_{false};
