@@ -1,130 +1,14 @@
-// Layout, Pool, FencePage, CopyEngine and the checksum as Python sees them (_native.pyi).
+// Pool, FencePage and CopyEngine as Python sees them (_native.pyi).
 #include <string>
 #include <utility>
 
-#include "bindings.hpp"
-#include "blocks.hpp"
+#include "bind_arrays.hpp"
 #include "copy.hpp"
 
 namespace py = pybind11;
 
 namespace evoke {
 namespace {
-
-// Without forcecast: a number that does not fit is a TypeError, never another slot.
-template <typename T>
-using Exact = py::array_t<T, py::array::c_style>;
-
-template <typename T>
-std::vector<T> to_vector(const char* name, const Exact<T>& array) {
-  if (array.ndim() != 1) {
-    throw py::value_error(std::string(name) + ": " + std::to_string(array.ndim()) +
-                          " dimensions, not 1");
-  }
-  return {array.data(), array.data() + array.size()};
-}
-
-template <typename T>
-Exact<T> to_array(const std::vector<T>& values) {
-  return Exact<T>(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
-// Any C-contiguous buffer, held as long as this lives.
-class Buffer {
- public:
-  Buffer(const char* name, const py::object& object, bool writable) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) == 0) {
-      return;
-    }
-    py::error_already_set error;
-    throw py::value_error(std::string(name) + ": " + error.what());
-  }
-  ~Buffer() { PyBuffer_Release(&view_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  uint8_t* bytes() const { return static_cast<uint8_t*>(view_.buf); }
-  uint64_t size() const { return static_cast<uint64_t>(view_.len); }
-
- private:
-  Py_buffer view_;
-};
-
-// Integers of peers may be of any size; they must become a ValueError and not wrap.
-int64_t to_number(const std::string& name, const py::handle& value, bool is_signed) {
-  int overflow = 0;
-  const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
-  if (number == -1 && PyErr_Occurred() != nullptr) {
-    py::error_already_set error;
-    throw py::value_error(name + ": " + error.what());
-  }
-  if (overflow == 0 && (is_signed || number >= 0)) return number;
-  throw py::value_error(name + ": " + std::string(py::str(value)) + " is out of range");
-}
-
-py::sequence to_sequence(const std::string& name, const py::handle& value, size_t least,
-                         size_t most) {
-  if (!py::isinstance<py::sequence>(value)) throw py::value_error(name + ": not a sequence");
-  auto sequence = py::reinterpret_borrow<py::sequence>(value);
-  if (sequence.size() < least || sequence.size() > most) {
-    throw py::value_error(name + ": " + std::to_string(sequence.size()) + " entries, not " +
-                          std::to_string(least) + " to " + std::to_string(most));
-  }
-  return sequence;
-}
-
-Segment to_segment(const std::string& name, const py::handle& value) {
-  const py::sequence fields = to_sequence(name, value, 4, 4);
-  Segment segment;
-  segment.base = to_number(name + ": base", fields[0], true);
-  segment.slot_stride = to_number(name + ": slot_stride", fields[1], true);
-  segment.item_bytes = static_cast<uint64_t>(to_number(name + ": item_bytes", fields[3], false));
-  const py::sequence dims = to_sequence(name + ": dims", fields[2], 0, kMaxDims);
-  for (size_t d = 0; d < dims.size(); d++) {
-    const std::string at = name + ": dims[" + std::to_string(d) + "]";
-    const py::sequence dim = to_sequence(at, dims[d], 2, 2);
-    segment.dims.push_back({static_cast<uint64_t>(to_number(at + ": count", dim[0], false)),
-                            to_number(at + ": stride", dim[1], true)});
-  }
-  return segment;
-}
-
-std::shared_ptr<Layout> make_layout(const py::object& segments, const py::object& slots,
-                                    const py::object& pool_bytes) {
-  const py::sequence list = to_sequence("segments", segments, 1, kMaxSegments);
-  std::vector<Segment> parsed;
-  for (size_t n = 0; n < list.size(); n++) {
-    parsed.push_back(to_segment("segments[" + std::to_string(n) + "]", list[n]));
-  }
-  const auto slot_count = static_cast<uint64_t>(to_number("slots", slots, false));
-  const auto bytes = static_cast<uint64_t>(to_number("pool_bytes", pool_bytes, false));
-  const py::gil_scoped_release unlocked;
-  return std::make_shared<Layout>(parsed, slot_count, bytes);
-}
-
-// Layout.gather and Layout.scatter.
-Exact<uint64_t> copy_here(const Layout& layout, bool is_gather, uintptr_t pool_address,
-                          const Exact<uint32_t>& slot_array, const Buffer& buffer) {
-  const std::vector<uint32_t> slots = to_vector("slots", slot_array);
-  check_slots(slots, layout.slots());
-  if (!is_gather) check_distinct(slots);
-  if (buffer.size() != slots.size() * layout.block_bytes()) {
-    throw py::value_error(std::string(is_gather ? "out: " : "source: ") +
-                          std::to_string(buffer.size()) + " bytes for " +
-                          std::to_string(slots.size()) + " blocks of " +
-                          std::to_string(layout.block_bytes()));
-  }
-  std::vector<uint64_t> sums(slots.size());
-  {
-    const py::gil_scoped_release unlocked;
-    auto* pool = reinterpret_cast<uint8_t*>(pool_address);
-    for (size_t i = 0; i < slots.size(); i++) {
-      uint8_t* stored = buffer.bytes() + i * layout.block_bytes();
-      sums[i] = is_gather ? gather_block(kernel(), layout, pool, slots[i], stored)
-                          : scatter_block(kernel(), layout, pool, slots[i], stored);
-    }
-  }
-  return to_array(sums);
-}
 
 // Objects with a close(): what they own is shared with running jobs.
 template <typename T>
@@ -186,63 +70,6 @@ py::dict stats(const CopyEngine& engine) {
 
 // ------------------------------------------------------------------ classes
 
-void bind_sums(py::module_& m) {
-  m.attr("COPIED") = static_cast<int>(Outcome::kCopied);
-  m.attr("CORRUPT") = static_cast<int>(Outcome::kCorrupt);
-  m.attr("FAULT") = static_cast<int>(Outcome::kFault);
-  m.attr("LATE") = static_cast<int>(Outcome::kLate);
-  m.attr("CANCELLED") = static_cast<int>(Outcome::kCancelled);
-  m.def(
-      "xxh3_64",
-      [](const py::object& data) {
-        const Buffer buffer("data", data, false);
-        const py::gil_scoped_release unlocked;
-        return xxh3_64(buffer.bytes(), buffer.size());
-      },
-      py::arg("data"));
-  m.def("kernel_name", [] { return kernel().name; });
-  m.def(
-      "self_test",
-      [](int milliseconds) {
-        if (milliseconds < 1 || milliseconds > 10000) {
-          throw py::value_error("milliseconds is " + std::to_string(milliseconds) +
-                                ", not 1 to 10000");
-        }
-        std::vector<std::pair<std::string, double>> rates;
-        {
-          const py::gil_scoped_release unlocked;
-          rates = self_test(milliseconds);
-        }
-        py::dict out;
-        for (const auto& [name, rate] : rates) out[py::str(name)] = rate;
-        return out;
-      },
-      py::arg("milliseconds") = 20);
-}
-
-void bind_layout(py::module_& m) {
-  py::class_<Layout, std::shared_ptr<Layout>>(m, "Layout")
-      .def(py::init(&make_layout), py::arg("segments"), py::arg("slots"), py::arg("pool_bytes"))
-      .def_property_readonly("block_bytes", &Layout::block_bytes)
-      .def_property_readonly("slots", &Layout::slots)
-      .def_property_readonly("runs_per_block", &Layout::runs_per_block)
-      .def_property_readonly("run_bytes", &Layout::run_bytes)
-      .def(
-          "gather",
-          [](const Layout& layout, uintptr_t pool_address, const Exact<uint32_t>& slots,
-             const py::object& out) {
-            return copy_here(layout, true, pool_address, slots, Buffer("out", out, true));
-          },
-          py::arg("pool_address"), py::arg("slots"), py::arg("out"))
-      .def(
-          "scatter",
-          [](const Layout& layout, uintptr_t pool_address, const Exact<uint32_t>& slots,
-             const py::object& source) {
-            return copy_here(layout, false, pool_address, slots, Buffer("source", source, false));
-          },
-          py::arg("pool_address"), py::arg("slots"), py::arg("source"));
-}
-
 void bind_peer_memory(py::module_& m) {
   py::class_<PoolHandle>(m, "Pool")
       .def(py::init([](int fd, const py::object& pool_bytes, std::shared_ptr<Layout> layout) {
@@ -285,6 +112,11 @@ void bind_peer_memory(py::module_& m) {
 }
 
 void bind_engine(py::module_& m) {
+  m.attr("COPIED") = static_cast<int>(Outcome::kCopied);
+  m.attr("CORRUPT") = static_cast<int>(Outcome::kCorrupt);
+  m.attr("FAULT") = static_cast<int>(Outcome::kFault);
+  m.attr("LATE") = static_cast<int>(Outcome::kLate);
+  m.attr("CANCELLED") = static_cast<int>(Outcome::kCancelled);
   py::class_<CopyEngine>(m, "CopyEngine")
       .def(py::init<int>(), py::arg("workers"))
       .def_property_readonly("eventfd", &CopyEngine::eventfd)
@@ -336,7 +168,6 @@ void bind_engine(py::module_& m) {
 }  // namespace
 
 void bind_copy(py::module_& m) {
-  bind_sums(m);
   bind_layout(m);
   bind_peer_memory(m);
   bind_engine(m);

@@ -1,5 +1,3 @@
-#include "copy.hpp"
-
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -14,29 +12,14 @@
 #include <utility>
 
 #include "blocks.hpp"
+#include "copy_job.hpp"
 
 namespace evoke {
 namespace {
 
 constexpr int kMaxWorkers = 256;
 constexpr int64_t kSpinNs = 20000;
-constexpr uint64_t kClaimBytes = uint64_t{1}
-                                 << 20;  // what a worker takes at a time, at least 1 block
-constexpr unsigned kMemoryShift = 56;
-
-int64_t now_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * int64_t{1000000000} + now.tv_nsec;
-}
-
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
-
-void check_length(const char* name, size_t length, size_t slots) {
-  if (length == slots) return;
-  refuse(std::string(name) + ": " + std::to_string(length) + " entries for " +
-         std::to_string(slots) + " blocks");
-}
+constexpr uint64_t kClaimBytes = uint64_t{1} << 20;  // a worker takes this or one block
 
 void relax() {
 #if defined(__x86_64__)
@@ -48,44 +31,12 @@ void relax() {
 
 }  // namespace
 
-struct CopyEngine::Job {
-  Job(Kind its_kind, uint64_t bytes, size_t count)
-      : kind(its_kind),
-        block_bytes(bytes),
-        blocks(count),
-        outcomes(count, Outcome::kCancelled),
-        sums(count, 0) {}
-  const Kind kind;
-  const uint64_t block_bytes;
-  const size_t blocks;
-  uint64_t ticket = 0;
-  Transfer transfer;              // refs are resolved into:
-  std::vector<uint8_t*> stored;   // tier memory (move: the source)
-  std::vector<uint8_t*> targets;  // move only
-  int64_t deadline_ns = 0;        // CLOCK_MONOTONIC; 0: none
-  std::vector<Outcome> outcomes;
-  std::vector<uint64_t> sums;
-  size_t claimed = 0;               // under queue_mutex_
-  std::atomic<size_t> finished{0};  // blocks
-};
-
-struct CopyEngine::Claim {
-  std::shared_ptr<Job> job;
-  size_t begin, end;
-};
-
-struct CopyEngine::Worker {
-  std::thread thread;
-  clockid_t cpu_clock;
-  std::atomic<int64_t> beat_ns{0};        // when it last took or finished a block; 0: idle
-  std::atomic<int64_t> ended_cpu_ns{-1};  // its CPU time once its clock is gone
-};
-
 // ------------------------------------------------------------------ life
 
 CopyEngine::CopyEngine(int workers) : worker_count_(static_cast<size_t>(workers)) {
   if (workers < 1 || workers > kMaxWorkers) {
-    refuse("workers is " + std::to_string(workers) + ", not 1 to " + std::to_string(kMaxWorkers));
+    throw std::invalid_argument("workers is " + std::to_string(workers) + ", not 1 to " +
+                                std::to_string(kMaxWorkers));
   }
   install_fault_guard();
   eventfd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -145,118 +96,6 @@ void CopyEngine::close() {
   for (auto& worker : workers_) {
     if (worker->thread.joinable()) worker->thread.join();
   }
-}
-
-unsigned CopyEngine::add_memory(uint8_t* address, uint64_t bytes) {
-  if (address == nullptr) refuse("address is 0");
-  if (bytes == 0 || bytes >> kMemoryShift != 0) {
-    refuse("length_bytes is " + std::to_string(bytes) + ", not 1 to 2^56 - 1");
-  }
-  const std::lock_guard lock(memories_mutex_);
-  if (memories_.size() == kMaxMemories) refuse("address: 255 memories are registered already");
-  memories_.push_back({address, bytes});
-  return static_cast<unsigned>(memories_.size() - 1);
-}
-
-// ------------------------------------------------------------------ requests
-
-uint8_t* CopyEngine::resolve(const char* name, uint64_t ref, uint64_t block_bytes) const {
-  const uint64_t number = ref >> kMemoryShift;
-  const uint64_t offset = ref & ((uint64_t{1} << kMemoryShift) - 1);
-  if (number >= memories_.size()) {
-    refuse(std::string(name) + ": memory " + std::to_string(number) + " of " +
-           std::to_string(memories_.size()));
-  }
-  const Memory& memory = memories_[number];
-  if (offset > memory.bytes || memory.bytes - offset < block_bytes) {
-    refuse(std::string(name) + ": offset " + std::to_string(offset) + " and " +
-           std::to_string(block_bytes) + " bytes are beyond the " + std::to_string(memory.bytes) +
-           " of memory " + std::to_string(number));
-  }
-  return memory.address + offset;
-}
-
-std::shared_ptr<CopyEngine::Job> CopyEngine::make_job(Kind kind, Transfer transfer) const {
-  const size_t blocks = transfer.slots.size();
-  check_length("refs", transfer.refs.size(), blocks);
-  check_slots(transfer.slots, transfer.pool->layout().slots());
-  if (transfer.deadline_ms < 0) {
-    refuse("deadline_ms is " + std::to_string(transfer.deadline_ms) + ", below 0");
-  }
-  if (transfer.fence != nullptr && transfer.fence_word >= kFenceWords) {
-    refuse("fence_word is " + std::to_string(transfer.fence_word) + " of " +
-           std::to_string(kFenceWords));
-  }
-  auto job = std::make_shared<Job>(kind, transfer.pool->layout().block_bytes(), blocks);
-  constexpr int64_t kLongestMs = INT64_MAX / 4000000;  // beyond it there is no deadline
-  if (transfer.deadline_ms > 0 && transfer.deadline_ms < kLongestMs) {
-    job->deadline_ns = now_ns() + transfer.deadline_ms * 1000000;
-  }
-  job->stored.reserve(blocks);
-  const std::lock_guard lock(memories_mutex_);
-  for (const uint64_t ref : transfer.refs) {
-    job->stored.push_back(resolve("refs", ref, job->block_bytes));
-  }
-  job->transfer = std::move(transfer);
-  return job;
-}
-
-uint64_t CopyEngine::store(Transfer transfer) {
-  return submit(make_job(Kind::kStore, std::move(transfer)));
-}
-
-uint64_t CopyEngine::fetch(Transfer transfer) {
-  check_length("sums", transfer.sums.size(), transfer.slots.size());
-  check_distinct(transfer.slots);
-  return submit(make_job(Kind::kFetch, std::move(transfer)));
-}
-
-uint64_t CopyEngine::move(const std::vector<uint64_t>& source_refs,
-                          const std::vector<uint64_t>& target_refs, uint64_t block_bytes,
-                          std::vector<uint64_t> sums) {
-  const size_t blocks = source_refs.size();
-  check_length("target_refs", target_refs.size(), blocks);
-  check_length("sums", sums.size(), blocks);
-  if (block_bytes == 0 || block_bytes > kMaxBlockBytes) {
-    refuse("length_bytes is " + std::to_string(block_bytes) + ", not 1 to " +
-           std::to_string(kMaxBlockBytes));
-  }
-  auto job = std::make_shared<Job>(Kind::kMove, block_bytes, blocks);
-  job->transfer.sums = std::move(sums);
-  job->transfer.verify = true;
-  {
-    const std::lock_guard lock(memories_mutex_);
-    for (size_t i = 0; i < blocks; i++) {
-      job->stored.push_back(resolve("source_refs", source_refs[i], block_bytes));
-      job->targets.push_back(resolve("target_refs", target_refs[i], block_bytes));
-    }
-  }
-  return submit(std::move(job));
-}
-
-uint64_t CopyEngine::submit(std::shared_ptr<Job> job) {
-  const uint64_t ticket = next_ticket_++;
-  job->ticket = ticket;
-  const size_t blocks = job->blocks;
-  bool all = false;
-  {
-    const std::lock_guard lock(queue_mutex_);
-    if (closing_) throw std::runtime_error("the copy engine is closed");
-    in_flight_++;
-    if (blocks > 0) {
-      all = blocks > 1;
-      queue_.push_back(std::move(job));
-      queued_ = queue_.size();
-    }
-  }
-  if (blocks == 0) {
-    finish(std::move(job), 0);
-  } else if (all) {
-    queue_filled_.notify_all();
-  } else {
-    queue_filled_.notify_one();
-  }
-  return ticket;
 }
 
 // ------------------------------------------------------------------ workers
