@@ -107,7 +107,8 @@ void Index::check_new(const Namespace& space, const NewBlocks& blocks) const {
   require_count("refs", blocks.refs.size(), count * space.parts);
   require_count("lengths", blocks.lengths_bytes.size(), count * space.parts);
   require_count("sums", blocks.sums.size(), count * space.parts);
-  if (blocks.first_index + count > std::numeric_limits<uint32_t>::max()) {
+  constexpr size_t kMost = std::numeric_limits<uint32_t>::max();
+  if (count > kMost || blocks.first_index > kMost - count) {
     throw std::invalid_argument("first_index: " + text(blocks.first_index) + " and " + text(count) +
                                 " blocks leave the range of u32");
   }
@@ -263,8 +264,7 @@ std::vector<uint64_t> Index::relocate(std::span<const uint32_t> rows,
     Row& row = rows_[number];
     for (uint32_t i = 0; i < row.part_count; ++i) {
       uint64_t& ref = row.part_count == 1 ? row.ref : row.parts[i].ref;
-      ref = refs[had.size()];
-      had.push_back(row.part(i).ref);
+      had.push_back(std::exchange(ref, refs[had.size()]));
     }
     if (row.tier == tier) continue;
     unpublish(number);
