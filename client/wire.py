@@ -69,7 +69,7 @@ class Fetched(enum.IntEnum):
 
 
 Id = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-Word = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
+Word = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
 Signed = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Keys = Annotated[bytes, Meta(max_length=KEYS_MAX * KEY_BYTES)]
 Slots = Annotated[bytes, Meta(max_length=KEYS_MAX * 4)]
@@ -83,7 +83,7 @@ Token = Annotated[bytes, Meta(max_length=TOKEN_BYTES)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
-class Args(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class Args(Struct, array_like=True, forbid_unknown_fields=True):
     """Base of all arguments."""
 
 
@@ -125,6 +125,7 @@ class ProvePool(Args):
     pool: Id
     from_slot: Id
     to_slot: Id
+    fence: Fence
 
 
 class Store(Args):

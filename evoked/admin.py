@@ -1,0 +1,235 @@
+"""Verbs that ask about or change the daemon itself: ping, status, flush, inject."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from evoke.client import wire
+from evoke.client.wire import Code
+from evoke.core import native
+from evoked import __version__
+from evoked.counters import Counters
+from evoked.grants import Grants
+from evoked.registry import Registry
+from evoked.server import DEFERRED, Refusal, Server
+from evoked.sessions import NamespaceEntry, Session
+from evoked.tiers import REF_MEMORY_SHIFT, U32, U64, Balance, HostTier
+from evoked.transfers import U8, Transfers
+
+__all__ = ["WORKER_STALL_S", "Admin", "memory_besides_bytes"]
+
+WORKER_STALL_S: Final = 10.0  # a block takes about a millisecond
+PROOF_DEADLINE_MS: Final = 5000
+_ATTRIBUTION: Final = ("asked", "hit_host", "hit_cxl", "hit_flash", "missed", "unknown")
+
+
+def is_admin(session: Session) -> bool:
+    """The daemon's own user and root."""
+    return session.peer.uid in (0, os.geteuid())
+
+
+def memory_besides_bytes(arena: native.Arena) -> int:
+    """Resident anonymous memory of this process without the arena's pages."""
+    with open("/proc/self/statm") as file:
+        fields = [int(field) * os.sysconf("SC_PAGE_SIZE") for field in file.read().split()]
+    resident_bytes, shared_bytes = fields[1], fields[2]
+    arena_bytes = 0 if arena.backing == "hugetlb" else arena.prefaulted_bytes
+    return max(0, resident_bytes - shared_bytes - arena_bytes)
+
+
+class Admin:
+    def __init__(
+        self,
+        server: Server,
+        registry: Registry,
+        index: native.Index,
+        arena: native.Arena,
+        tier: HostTier,
+        balance: Balance,
+        engine: native.CopyEngine,
+        transfers: Transfers,
+        grants: Grants,
+        counters: Counters,
+        *,
+        boot: bytes,
+        inject: bool,
+        sessions: Callable[[], list[Session]],
+        copy: dict[str, Any],
+    ) -> None:
+        self._server, self._registry, self._index = server, registry, index
+        self._arena, self._tier = arena, tier
+        self._balance, self._engine, self._transfers = balance, engine, transfers
+        self._grants, self._counters, self._boot = grants, counters, boot
+        self._inject, self._sessions, self._copy = inject, sessions, copy
+        self._started_s = time.monotonic()
+
+    # ------------------------------------------------------------------ verbs
+    def ping(self, session: Session, number: int, args: wire.Empty) -> Any:
+        return int((time.monotonic() - self._started_s) * 1000)
+
+    def flush(self, session: Session, number: int, args: wire.Flush) -> Any:
+        """Removes blocks of the session's own namespaces; an admin may name any, or all."""
+        entries = self._flush_targets(session, args)
+        blocks = flushed_bytes = 0
+        for entry in entries:
+            entry.generation += 1
+            rows = self._index.rows_of(entry.number)
+            flushed_bytes += sum(self._row_bytes(row) for row in rows)
+            blocks += len(rows)
+            self._balance.remove(rows)
+        self._counters.add("blocks_flushed", blocks)
+        return [blocks, flushed_bytes]
+
+    def _flush_targets(self, session: Session, args: wire.Flush) -> list[NamespaceEntry]:
+        known = self._registry.namespaces if is_admin(session) else session.namespaces
+        entries = list(known.values())
+        if args.namespace_id:
+            entries = [entry for entry in entries if entry.id == args.namespace_id]
+            if not entries:
+                raise Refusal(Code.NOT_FOUND, "namespace_id", args.namespace_id.hex())
+        if args.weights_epoch:
+            epoch = args.weights_epoch
+            entries = [entry for entry in entries if entry.namespace.weights_epoch == epoch]
+        return entries
+
+    def _row_bytes(self, row: int) -> int:
+        return int(self._index.row(int(row))["bytes"])
+
+    def inject(self, session: Session, number: int, args: wire.Inject) -> Any:
+        """Flips one bit of a stored block: the test that checksums are checked."""
+        if not self._inject or not is_admin(session):
+            raise Refusal(Code.DENIED, "verb", "inject needs debug.inject and an admin")
+        entry = self._registry.namespace(session, args.namespace)
+        rows: U32 = self._index.find(entry.number, args.key)
+        if rows[0] == native.NO_ROW:
+            raise Refusal(Code.NOT_FOUND, "key", args.key.hex())
+        refs, lengths, _ = self._index.part(rows, entry.part_of(session.rank))
+        if args.offset >= int(lengths[0]):
+            raise Refusal(Code.BAD_ARGUMENT, "offset", f"{args.offset} of {lengths[0]} bytes")
+        offset = int(refs[0]) & ((1 << REF_MEMORY_SHIFT) - 1)
+        ctypes.c_uint8.from_address(self._arena.address + offset + args.offset).value ^= 1
+
+    def prove_pool(self, session: Session, number: int, args: wire.ProvePool) -> Any:
+        """Round trip of one block: from_slot to a scratch buffer to to_slot; its checksum."""
+        pool = self._registry.pool(session, args.pool, None)
+        for name, slot in (("from_slot", args.from_slot), ("to_slot", args.to_slot)):
+            if slot >= pool.slots:
+                raise Refusal(Code.BAD_ARGUMENT, name, f"{slot}, the pool has {pool.slots}")
+        part_bytes = pool.native.layout.block_bytes
+        refs = self._balance.place(part_bytes, 1)
+        if not len(refs):
+            raise Refusal(Code.BUSY, "pool", f"no room for a block of {part_bytes} bytes")
+        to_slot = np.array([args.to_slot], np.uint32)
+
+        def fetched(outcomes: U8, sums: U64) -> None:
+            self._balance.free(refs)
+            self._answer_proof(session, number, outcomes, sums)
+
+        def stored(outcomes: U8, sums: U64) -> None:
+            if session.ended or outcomes[0] != native.COPIED:
+                fetched(outcomes, sums)
+                return
+            self._transfers.fetch(
+                session, pool, to_slot, refs, sums, PROOF_DEADLINE_MS, args.fence, fetched
+            )
+
+        from_slot = np.array([args.from_slot], np.uint32)
+        self._transfers.store(session, pool, from_slot, refs, PROOF_DEADLINE_MS, args.fence, stored)
+        return DEFERRED
+
+    def _answer_proof(self, session: Session, number: int, outcomes: U8, sums: U64) -> None:
+        if outcomes[0] == native.COPIED:
+            self._server.reply(session, number, Code.OK, int(sums[0]))
+        else:
+            sentence = f"the block could not be copied (outcome {outcomes[0]})"
+            self._server.reply(session, number, Code.BAD_ARGUMENT, ["pool", sentence])
+
+    # ------------------------------------------------------------------ status
+    def status(self, session: Session, number: int, args: wire.Empty) -> Any:
+        return self.snapshot(None if is_admin(session) else session)
+
+    def snapshot(self, viewer: Session | None) -> dict[str, Any]:
+        """Everything for an admin (viewer None); other sessions see totals and what is theirs."""
+        usage = {row["namespace"]: row for row in self._index.usage()}
+        sessions = self._sessions()
+        entries = list(self._registry.namespaces.values())
+        if viewer is not None:
+            sessions = [s for s in sessions if s.instance is viewer.instance]
+            entries = list(viewer.namespaces.values())
+        return {
+            "boot_id": self._boot.hex(),
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "health": self.health(),
+            "tiers": [self._tier_row(usage)],
+            "namespaces": [self._namespace_row(e, usage.get(e.number, {})) for e in entries],
+            "sessions": [self._session_row(s) for s in sessions],
+            "lookups": self._counters.some(_ATTRIBUTION),
+            "copy": {**self._copy, **self._engine.stats()},
+            "policy": self._balance.policy.name,
+            "counters": dict(self._counters),
+            "grants": len(self._grants),
+            "transfers": len(self._transfers),
+            "metadata_bytes": self._index.metadata_bytes(),
+            "unpublished_blocks": self._index.unpublished,
+            "memory_besides_arenas_bytes": memory_besides_bytes(self._arena),
+        }
+
+    def health(self) -> dict[str, Any]:
+        """State is red when any thread is not well."""
+        threads = [{"name": "loop", "state": "green", "busy_s": 0.0}]
+        for worker, busy_s in enumerate(self._engine.heartbeats()):
+            state = "red" if busy_s > WORKER_STALL_S else "green"
+            threads.append({"name": f"copy-{worker}", "state": state, "busy_s": round(busy_s, 3)})
+        red = any(thread["state"] == "red" for thread in threads)
+        return {"state": "red" if red else "green", "threads": threads}
+
+    def _tier_row(self, usage: dict[int, dict[str, int]]) -> dict[str, Any]:
+        return {
+            "name": self._tier.name,
+            "capacity_bytes": self._tier.capacity_bytes,
+            "used_bytes": sum(row["bytes"] for row in usage.values()),
+            "blocks": len(self._index),
+            **self._tier.describe(),
+        }
+
+    def _namespace_row(self, entry: NamespaceEntry, usage: dict[str, int]) -> dict[str, Any]:
+        namespace = entry.namespace
+        return {
+            "id": entry.id.hex(),
+            "model": namespace.model,
+            "weights_epoch": namespace.weights_epoch,
+            "dtype": namespace.dtype,
+            "block_tokens": namespace.block_tokens,
+            "part_bytes": [part.part_bytes for part in namespace.parts],
+            "sessions": len(entry.sessions),
+            "blocks": usage.get("blocks", 0),
+            "bytes": usage.get("bytes", 0),
+        }
+
+    def _session_row(self, session: Session) -> dict[str, Any]:
+        instance = session.instance
+        return {
+            "session": session.number,
+            "pid": session.peer.pid,
+            "uid": session.peer.uid,
+            "name": session.name,
+            "instance": _public_name(instance.join) if instance else "",
+            "rank": session.rank,
+            "pools": len(session.pools),
+            "grants": self._grants.count(session) if instance else 0,
+            "inflight_bytes": session.inflight_bytes,
+        }
+
+
+def _public_name(join: bytes) -> str:
+    """A name for an instance that does not let anybody join it."""
+    return hashlib.sha256(b"evoke-instance" + join).hexdigest()[:12]

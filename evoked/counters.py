@@ -1,0 +1,62 @@
+"""The one registry of counters: status, metrics text and tests read the same numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = ["Counters"]
+
+# name -> help; a name outside this table is a defect and asserts
+HELP: Final[dict[str, str]] = {
+    "requests": "requests read from the control socket",
+    "refused_requests": "requests answered with an error code",
+    "bad_frames": "frames that were no message of the protocol",
+    "bad_tokens": "requests without a session, or from another peer than the session's",
+    "rate_limited": "requests answered busy",
+    "replies_dropped": "replies that could not be queued; the session was ended",
+    "sessions_opened": "liveness connections accepted",
+    "sessions_refused": "liveness connections refused",
+    "sessions_ended": "sessions ended, for whatever reason",
+    "blocks_stored": "blocks committed",
+    "blocks_present": "blocks offered that were present before",
+    "blocks_refused": "blocks refused for want of room",
+    "blocks_fetched": "blocks copied back to an engine",
+    "blocks_missed": "blocks asked by fetch that were absent",
+    "blocks_evicted": "blocks that left to make room",
+    "blocks_flushed": "blocks removed on request",
+    "blocks_late": "blocks not copied before their deadline, or given up by the client",
+    "blocks_dropped": "incomplete or orphaned blocks dropped before they were visible",
+    "bytes_stored": "bytes committed",
+    "bytes_fetched": "bytes copied back to engines",
+    "integrity_failures": "blocks whose bytes did not have their checksum",
+    "peer_faults": "copies that faulted in a peer's memory",
+    "grants_made": "reservations and pins granted",
+    "grants_expired": "grants ended by their deadline",
+    "bad_grants": "releases of a grant that was released, forged, foreign or expired",
+    "asked": "blocks that engines looked up",
+    "hit_host": "of these, found in host DRAM",
+    "hit_cxl": "of these, found in CXL DRAM",
+    "hit_flash": "of these, found on flash",
+    "missed": "of these, absent",
+    "unknown": "of these, not attributable (gone before the report came)",
+    "reports_repeated": "reports of a request that had been reported before",
+    "socket_rebinds": "control socket closed and bound again for its memory",
+}
+
+
+class Counters(Counter[str]):
+    """Counts since start, by the names of HELP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in HELP:
+            self[name] = 0
+
+    def add(self, name: str, count: int = 1) -> None:
+        assert name in HELP, name
+        self[name] += count
+
+    def some(self, names: Iterable[str]) -> dict[str, int]:
+        return {name: self[name] for name in names}

@@ -1,0 +1,310 @@
+"""Builds the parts in order, runs the one loop that owns all state, and stops in order."""
+
+from __future__ import annotations
+
+import gc
+import grp
+import os
+import secrets
+import select
+import signal
+import socket
+import time
+from typing import Any, Final
+
+import structlog
+import zmq
+
+from evoke.config import Config
+from evoke.core import native
+from evoke.policy import make
+from evoked.admin import Admin, memory_besides_bytes
+from evoked.counters import Counters
+from evoked.grants import Grants
+from evoked.liveness import Liveness
+from evoked.parts import Parts
+from evoked.reads import Reads
+from evoked.registry import Registry
+from evoked.server import Server, SocketAccess, lock_directory
+from evoked.sessions import Session
+from evoked.tiers import Balance, HostTier
+from evoked.timers import Timers
+from evoked.transfers import Transfers
+from evoked.writes import Writes
+
+__all__ = ["Daemon", "StartError"]
+
+MEMORY_CHECK_S: Final = 1.0
+POLL_MS_MAX: Final = 10_000
+STOP_COPIES_S: Final = 5.0
+
+
+class StartError(Exception):
+    """The daemon cannot start; the message says why and what to do."""
+
+
+class Daemon:
+    """start(), run() until stop() or a signal, then close()."""
+
+    def __init__(self, config: Config, directory: str, parent_fd: int | None = None) -> None:
+        self.config, self.directory = config, directory
+        self.boot = secrets.token_bytes(16)
+        self.counters = Counters()
+        self.timers = Timers()
+        self._log = structlog.get_logger()
+        self._parent_fd = parent_fd
+        self._gid = _group(config.access.group)
+        self._stop_reason = ""
+        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+
+    # ------------------------------------------------------------------ start
+    def start(self) -> None:
+        """Serves when it returns. StartError when it cannot."""
+        os.umask(0o077)
+        self._directory()
+        config = self.config
+        self.arena = self._make_arena()
+        speeds = native.self_test()
+        kernel = native.kernel_name()
+        self.engine = native.CopyEngine(config.daemon.workers or default_workers())
+        memory = self.engine.add_memory(self.arena.address, self.arena.capacity_bytes)
+        self.index = native.Index()
+        self.tier = HostTier(self.arena, memory)
+        policy = make("lru", self.index)
+        self.balance = Balance(self.tier, self.index, policy, self.counters)
+        self._build_verbs({"kernel": kernel, "gbps": round(speeds[kernel] / 1e9, 2)})
+        for fd in (self.engine.eventfd, self._signal_fd(), self._parent_fd):
+            if fd is not None:
+                self._epoll.register(fd, select.EPOLLIN)
+        self._check_memory()
+        gc.collect()
+        gc.freeze()
+
+    def _directory(self) -> None:
+        try:
+            if not os.path.isdir(self.directory):
+                os.makedirs(self.directory, mode=0o700)
+                if self._gid is not None:
+                    os.chown(self.directory, -1, self._gid)
+                    os.chmod(self.directory, 0o750)
+            self._lock_fd = lock_directory(self.directory)
+        except OSError as error:
+            raise StartError(str(error)) from None
+
+    def _make_arena(self) -> native.Arena:
+        host = self.config.host
+        try:
+            arena = native.Arena(host.capacity_bytes, host.backing, host.lock)
+            available_bytes = native.memory_available_bytes()
+            if arena.capacity_bytes > available_bytes:
+                raise MemoryError(f"{available_bytes} bytes are available now")
+            arena.prefault(host.prefault_threads or os.cpu_count() or 1)
+        except MemoryError as error:
+            sentence = f"host.capacity: {host.capacity_bytes} bytes cannot be had: {error}"
+            raise StartError(sentence) from None
+        return arena
+
+    def _build_verbs(self, copy: dict[str, Any]) -> None:
+        config, limits = self.config, self.config.limits
+        access = SocketAccess(mode=config.access.socket_mode, gid=self._gid)
+        self.transfers = Transfers(
+            self.engine, limits.session_inflight_bytes, config.daemon.verify_fetch
+        )
+        self.grants = Grants(self.timers, time.monotonic, self.counters, limits.session_grants)
+        self.registry = Registry(
+            self.index, namespaces_max=limits.namespaces, pools_max=limits.session_pools
+        )
+        self.server = Server(
+            os.path.join(self.directory, "control.sock"),
+            self.counters,
+            boot=self.boot,
+            access=access,
+            requests_per_s=limits.session_requests_per_s,
+            clock=time.monotonic,
+            on_broken=self.end_session,
+        )
+        self.liveness = Liveness(
+            os.path.join(self.directory, "session.sock"),
+            self._epoll,
+            self.counters,
+            boot=self.boot,
+            access=access,
+            uids=frozenset(config.access.uids),
+            sessions_max=limits.sessions,
+            table_fd=self.index.table_fd,
+            on_open=self._open_session,
+            on_end=self.end_session,
+        )
+        self._table_epoch = self.index.table_epoch
+        self._set_handlers(copy)
+
+    def _set_handlers(self, copy: dict[str, Any]) -> None:
+        config, registry, index = self.config, self.registry, self.index
+        self.parts = Parts(
+            index,
+            self.tier,
+            self.balance,
+            self.counters,
+            self.timers,
+            time.monotonic,
+            config.limits.incomplete_ms,
+        )
+        shared = (self.server, registry, index)
+        moves = (self.balance, self.transfers, self.grants)
+        writes = Writes(*shared, self.tier, *moves, self.parts, self.counters)
+        reads = Reads(*shared, *moves, self.counters)
+        self.admin = Admin(
+            self.server,
+            registry,
+            index,
+            self.arena,
+            self.tier,
+            self.balance,
+            self.engine,
+            self.transfers,
+            self.grants,
+            self.counters,
+            boot=self.boot,
+            inject=config.debug.inject,
+            sessions=lambda: list(self.liveness.sessions.values()),
+            copy=copy,
+        )
+        for owner, verbs in (
+            (registry, "hello register_namespace register_pool unregister_pool"),
+            (writes, "store reserve commit abort"),
+            (reads, "fetch pin unpin touch lookup asked"),
+            (self.admin, "ping status flush inject prove_pool"),
+        ):
+            for verb in verbs.split():
+                handler = self._hello if verb == "hello" else getattr(owner, verb)
+                self.server.handlers[verb] = handler
+
+    def _signal_fd(self) -> int:
+        """A signal wakes the loop through a socket pair."""
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda n, _: self.stop(signal.Signals(n).name))
+        return self._wake_read.fileno()
+
+    # ------------------------------------------------------------------ the loop
+    def stop(self, reason: str) -> None:
+        self._stop_reason = self._stop_reason or reason
+
+    def run(self) -> str:
+        """Until stop(); returns the reason."""
+        poller = zmq.Poller()
+        poller.register(self._epoll.fileno(), zmq.POLLIN)
+        control = self.server.socket
+        poller.register(control, zmq.POLLIN)
+        while not self._stop_reason:
+            if control is not self.server.socket:
+                poller.unregister(control)
+                control = self.server.socket
+                poller.register(control, zmq.POLLIN)
+            for source, _ in poller.poll(self._wait_ms()):
+                if source is control:
+                    self.server.receive()
+                else:
+                    self._events()
+            self.timers.run_due(time.monotonic())
+            self._publish()
+        return self._stop_reason
+
+    def _wait_ms(self) -> int:
+        due_s = self.timers.next_due_s()
+        if due_s is None:
+            return POLL_MS_MAX
+        return max(0, min(POLL_MS_MAX, int((due_s - time.monotonic()) * 1000) + 1))
+
+    def _events(self) -> None:
+        for fd, _ in self._epoll.poll(0):
+            if fd == self.engine.eventfd:
+                self.transfers.complete()
+            elif fd == self._parent_fd:
+                self.stop("parent ended")
+            elif fd == self._wake_read.fileno():
+                self._wake_read.recv(64)
+            else:
+                self.liveness.handle(fd)
+
+    def _publish(self) -> None:
+        if self.index.table_epoch != self._table_epoch:
+            self._table_epoch = self.index.table_epoch
+            self.liveness.publish_table(self._table_epoch)
+
+    def _check_memory(self) -> None:
+        """libzmq keeps unfinished messages out of our sight: above a limit, start it afresh."""
+        limit_bytes = self.config.limits.loop_memory_bytes
+        besides_bytes = memory_besides_bytes(self.arena)
+        if besides_bytes > limit_bytes:
+            self._log.error(
+                "control socket re-bound", memory_bytes=besides_bytes, limit_bytes=limit_bytes
+            )
+            self.server.rebind()
+        self.timers.at(time.monotonic() + MEMORY_CHECK_S, self._check_memory)
+
+    # ------------------------------------------------------------------ sessions
+    def _open_session(self, session: Session) -> None:
+        self.server.sessions[session.route] = session
+
+    def _hello(self, session: Session, number: int, args: Any) -> Any:
+        self.liveness.read(session)
+        return self.registry.hello(session, number, args)
+
+    def end_session(self, session: Session, reason: str) -> None:
+        """Everything that a session owned is given back before this returns, or, where a copy is
+        still using it, when that copy ends."""
+        if session.ended:
+            return
+        self.counters.add("sessions_ended")
+        self._log.info("session ended", session=session.number, pid=session.peer.pid, why=reason)
+        del self.server.sessions[session.route]
+        self.liveness.forget(session)
+        instance = session.instance
+        self.grants.session_ended(session)
+        if instance is not None:
+            self.parts.session_ended(session, instance)
+        session.close()
+        ended = self.registry.forget(session)
+        if ended is not None:
+            self.grants.instance_ended(ended)
+
+    # ------------------------------------------------------------------ stop
+    def close(self) -> None:
+        """Ordered: no new requests, running copies end (bounded), sessions, sockets, memory."""
+        self._log.info("stopping", why=self._stop_reason)
+        self.server.stopping = True
+        end_s = time.monotonic() + STOP_COPIES_S
+        while len(self.transfers) and time.monotonic() < end_s:
+            select.select([self.engine.eventfd], [], [], 0.1)
+            self.transfers.complete()
+        for session in list(self.liveness.sessions.values()):
+            self.end_session(session, "daemon stops")
+        self.liveness.close()
+        self.server.close()
+        self.engine.close()
+        self.transfers.complete()
+        self.index.close()
+        self.arena.close()
+        self._epoll.close()
+        signal.set_wakeup_fd(-1)
+        self._wake_read.close()
+        self._wake_write.close()
+        os.close(self._lock_fd)
+
+
+def _group(name: str) -> int | None:
+    """gid, or None where the group does not exist or is not ours to give."""
+    try:
+        gid = grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+    return gid if os.geteuid() == 0 or gid in (os.getegid(), *os.getgroups()) else None
+
+
+def default_workers() -> int:
+    """min(4, cores / 2), at least 1: copying is bound by memory, not by cores."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 2))

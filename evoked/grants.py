@@ -1,0 +1,92 @@
+"""Grants: reservations and pins. Made once, ended once, by release, deadline or death."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from evoke.client.wire import Code
+from evoked.counters import Counters
+from evoked.server import Refusal
+from evoked.sessions import Grant, Instance, Session
+from evoked.timers import Timers
+
+__all__ = ["Grants"]
+
+
+class Grants:
+    """All living grants, by number. Numbers are random, so that one cannot be guessed."""
+
+    def __init__(
+        self, timers: Timers, clock: Callable[[], float], counters: Counters, session_max: int
+    ) -> None:
+        self._timers, self._clock, self._counters = timers, clock, counters
+        self._session_max = session_max
+        self._grants: dict[int, Grant] = {}
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def count(self, session: Session) -> int:
+        assert session.instance is not None
+        return sum(1 for g in session.instance.grants.values() if g.session is session)
+
+    def check_room(self, session: Session) -> None:
+        if self.count(session) >= self._session_max:
+            limit = self._session_max
+            raise Refusal(Code.BUSY, "", f"limits.session_grants = {limit} are held")
+
+    def make(
+        self, session: Session, hold_ms: int, end: Callable[[], None], details: object
+    ) -> Grant:
+        instance = session.instance
+        assert instance is not None
+        number = secrets.randbits(63) | 1
+        assert number not in self._grants
+        grant = Grant(number=number, instance=instance, session=session, end=end, details=details)
+        grant.timer = self._timers.at(
+            self._clock() + hold_ms / 1000, lambda: self._end(grant, expired=True)
+        )
+        self._grants[number] = grant
+        instance.grants[number] = grant
+        self._counters.add("grants_made")
+        return grant
+
+    def get(self, session: Session, number: int) -> Grant | None:
+        """The grant, if it lives and belongs to the session's instance."""
+        grant = self._grants.get(number)
+        return grant if grant is not None and grant.instance is session.instance else None
+
+    def need(self, session: Session, number: int) -> Grant:
+        grant = self.get(session, number)
+        if grant is None:
+            self._counters.add("bad_grants")
+            sentence = "released before, expired, or never given to this instance"
+            raise Refusal(Code.BAD_GRANT, "grant", sentence)
+        return grant
+
+    def lives(self, grant: Grant) -> bool:
+        return self._grants.get(grant.number) is grant
+
+    def release(self, grant: Grant) -> None:
+        self._end(grant, expired=False)
+
+    def _end(self, grant: Grant, *, expired: bool) -> None:
+        del self._grants[grant.number]
+        del grant.instance.grants[grant.number]
+        assert grant.timer is not None
+        grant.timer.cancel()
+        if expired:
+            self._counters.add("grants_expired")
+        grant.end()
+
+    def session_ended(self, session: Session) -> None:
+        """Ends what the session made; what an ended instance still had is then nothing."""
+        if session.instance is not None:
+            for grant in list(session.instance.grants.values()):
+                if grant.session is session:
+                    self._end(grant, expired=False)
+
+    def instance_ended(self, instance: Instance) -> None:
+        for grant in list(instance.grants.values()):
+            self._end(grant, expired=False)

@@ -1,0 +1,132 @@
+"""Sessions (connected processes), instances (the sessions of one engine) and what they own.
+
+A grant is a reservation or a pin; it belongs to an instance, and ends with the session that made
+it, with the instance, with its one release, or at its deadline, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from evoke.client.namespace import Namespace
+from evoke.core import native
+from evoked.peers import Peer
+from evoked.timers import Timer
+
+__all__ = ["Grant", "Instance", "NamespaceEntry", "PoolEntry", "Session"]
+
+ASKS_REMEMBERED = 4096
+
+
+@dataclass(kw_only=True, eq=False)
+class NamespaceEntry:
+    """A namespace that somebody registered. `generation` rises with each flush: a copy that was
+    under way then is not committed."""
+
+    number: int
+    id: bytes
+    namespace: Namespace
+    secret: bytes
+    generation: int = 0
+    sessions: set[int] = field(default_factory=set)
+
+    def part_of(self, rank: int) -> int:
+        return self.namespace.rank_parts[rank]
+
+    def part_bytes(self, part: int) -> int:
+        return self.namespace.parts[part].part_bytes
+
+
+@dataclass(kw_only=True, eq=False)
+class PoolEntry:
+    """A registered pool of one session."""
+
+    number: int
+    namespace: NamespaceEntry
+    part: int
+    native: native.Pool
+    slots: int
+
+
+@dataclass(kw_only=True, eq=False)
+class Grant:
+    """`end` gives back what the grant holds; it is called exactly once."""
+
+    number: int
+    instance: Instance
+    session: Session
+    end: Callable[[], None]
+    timer: Timer | None = None
+    details: object = None
+
+
+@dataclass(kw_only=True, eq=False)
+class Instance:
+    join: bytes
+    sessions: dict[int, Session] = field(default_factory=dict)
+    grants: dict[int, Grant] = field(default_factory=dict)
+
+
+class Session:
+    """One connected process: identity, resources, limits in use."""
+
+    def __init__(self, number: int, connection: socket.socket, peer: Peer) -> None:
+        self.number = number
+        self.connection = connection
+        self.peer = peer
+        self.token = secrets.token_bytes(16)
+        # The routing id is as secret as the token: nobody can take it before its owner does.
+        self.route = b"\x01" + secrets.token_bytes(16)
+        self.instance: Instance | None = None
+        self.rank = 0
+        self.name = ""
+        self.ended = False
+        self.namespaces: dict[int, NamespaceEntry] = {}
+        self.pools: dict[int, PoolEntry] = {}
+        self.memories: OrderedDict[int, int] = OrderedDict()  # number -> fd, not yet registered
+        self.fence_fd = native.FencePage.make()
+        self.fence = native.FencePage(self.fence_fd)
+        self.inflight_bytes = 0
+        self.allowance = 0.0
+        self.allowance_at_s = 0.0
+        self._asks: OrderedDict[int, None] = OrderedDict()
+
+    def first_ask(self, ask: int) -> bool:
+        """False when a report of this request was taken before (within the last few thousand)."""
+        if ask in self._asks:
+            return False
+        self._asks[ask] = None
+        if len(self._asks) > ASKS_REMEMBERED:
+            self._asks.popitem(last=False)
+        return True
+
+    def allow(self, now_s: float, per_s: int) -> bool:
+        """Token bucket of one second's depth."""
+        elapsed_s = now_s - self.allowance_at_s
+        self.allowance = min(float(per_s), self.allowance + elapsed_s * per_s)
+        self.allowance_at_s = now_s
+        if self.allowance < 1.0:
+            return False
+        self.allowance -= 1.0
+        return True
+
+    def close(self) -> None:
+        """Gives back fds and mappings. Running copies keep their pool mapped until they end."""
+        assert not self.ended
+        self.ended = True
+        for pool in self.pools.values():
+            pool.native.close()
+        self.pools.clear()
+        for fd in self.memories.values():
+            os.close(fd)
+        self.memories.clear()
+        self.connection.close()
+        if self.peer.pidfd is not None:
+            os.close(self.peer.pidfd)
+        self.fence.close()
+        os.close(self.fence_fd)

@@ -1,0 +1,142 @@
+"""Tiers: memories (later files) of stored blocks behind one interface, and making room in them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evoke.core import native
+from evoke.policy import Policy
+from evoked.counters import Counters
+
+__all__ = ["HOST", "Balance", "HostTier", "Tier"]
+
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+
+HOST = 1  # the tier's number in the published table and in wire.Fetched
+REF_MEMORY_SHIFT = 56
+EXTENTS_TRIED = 16
+
+
+class Tier(Protocol):
+    """Gives out places for blocks. `refs` name places for the copy engine, whatever the tier."""
+
+    name: str
+    number: int
+    capacity_bytes: int
+
+    def allocate(self, block_bytes: int, count: int) -> U64:
+        """Places for up to count blocks, fewer when there is no room now."""
+
+    def free(self, refs: U64) -> None: ...
+
+    def can_ever_hold(self, block_bytes: int) -> bool: ...
+
+    def foreign_extents(self, block_bytes: int) -> list[tuple[int, int]]:
+        """[begin, end) refs of regions that hold other block sizes, and could hold this one."""
+
+    def describe(self) -> dict[str, Any]:
+        """For status: sizes, backing, fragmentation."""
+
+
+class HostTier:
+    """Pinned host DRAM: one arena."""
+
+    name = "host"
+    number = HOST
+
+    def __init__(self, arena: native.Arena, memory: int) -> None:
+        self._arena = arena
+        self._high = np.uint64(memory << REF_MEMORY_SHIFT)
+        self._low_mask = np.uint64((1 << REF_MEMORY_SHIFT) - 1)
+        self.memory = memory
+        self.capacity_bytes = arena.capacity_bytes
+
+    def allocate(self, block_bytes: int, count: int) -> U64:
+        refs: U64 = self._arena.allocate(block_bytes, count) | self._high
+        return refs
+
+    def free(self, refs: U64) -> None:
+        self._arena.free(refs & self._low_mask)
+
+    def can_ever_hold(self, block_bytes: int) -> bool:
+        return self._arena.can_ever_hold(block_bytes)
+
+    def foreign_extents(self, block_bytes: int) -> list[tuple[int, int]]:
+        high = int(self._high)
+        rounded = -(-block_bytes // 4096) * 4096
+        return [
+            (high | extent["offset"], high | (extent["offset"] + extent["bytes"]))
+            for extent in self._arena.extents()
+            if extent["block_bytes"] != rounded
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        stats = self._arena.stats()
+        return {
+            "backing": self._arena.backing,
+            "locked": self._arena.locked,
+            "allocated_bytes": stats["allocated_bytes"],
+            "wasted_bytes": stats["wasted_bytes"],
+            "largest_free_run_bytes": stats["largest_free_run_bytes"],
+        }
+
+
+class Balance:
+    """Makes room in the allocation path: asks the policy whom to give up, and does it."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        index: native.Index,
+        policy: Policy,
+        counters: Counters,
+    ) -> None:
+        self._tier, self._index, self._counters = tier, index, counters
+        self.policy = policy
+
+    def place(self, block_bytes: int, count: int) -> U64:
+        """Places for up to count blocks, evicting for them; fewer when nothing more may leave."""
+        refs = self._tier.allocate(block_bytes, count)
+        if len(refs) == count or not self._tier.can_ever_hold(block_bytes):
+            return refs
+        missing = count - len(refs)
+        self.evict(self.policy.victims(missing, missing * block_bytes))
+        refs = np.concatenate([refs, self._tier.allocate(block_bytes, missing)])
+        for _ in range(EXTENTS_TRIED):
+            if len(refs) == count or not self._reclaim_extent(block_bytes):
+                break
+            more = self._tier.allocate(block_bytes, count - len(refs))
+            refs = np.concatenate([refs, more])
+        return refs
+
+    def _reclaim_extent(self, block_bytes: int) -> bool:
+        """Empty the region of another block size that costs the fewest blocks; False when none
+        can be emptied. Everything below its blocks in their chains goes with them."""
+        best: U32 | None = None
+        for begin, end in self._tier.foreign_extents(block_bytes):
+            rows = self._index.descendants(self._index.rows_in(begin, end))
+            if not len(rows) or any(self._index.row(int(row))["holds"] for row in rows):
+                continue
+            if best is None or len(rows) < len(best):
+                best = rows
+        if best is None:
+            return False
+        self.evict(best)
+        return True
+
+    def evict(self, rows: U32) -> None:
+        if len(rows):
+            self._counters.add("blocks_evicted", len(rows))
+            self.remove(rows)
+
+    def remove(self, rows: U32) -> None:
+        """Unpublish, and give back the memory that nobody holds."""
+        self.free(self._index.erase(rows))
+
+    def free(self, refs: U64) -> None:
+        if len(refs):
+            self._tier.free(refs)
