@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from evoke.client.errors import BadArgument
 
@@ -138,9 +138,11 @@ _NAMES: Final = {
     7: "parts", 8: "rank_parts", 9: "format", 10: "lora", 11: "salt", 12: "key_kind",
 }  # fmt: skip
 
+_KINDS: Final = {"block_tokens": b"u", "parts": b"p", "rank_parts": b"l", "salt": b"s"}
 
-def _decode_fields(data: bytes) -> dict[str, object]:
-    fields: dict[str, object] = {}
+
+def _decode_fields(data: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     at = 0
     while at < len(data):
         tag, kind, length = struct.unpack_from("<BcI", data, at)
@@ -149,6 +151,8 @@ def _decode_fields(data: bytes) -> dict[str, object]:
         if len(payload) != length:
             raise BadArgument(f"encoded: field {tag} has {len(payload)} of {length} bytes")
         at += length
+        if kind != _KINDS.get(_NAMES[tag], b"t"):
+            raise BadArgument(f"encoded: {_NAMES[tag]} has type {kind!r}")
         fields[_NAMES[tag]] = _decode_payload(kind, payload)
     missing = set(_NAMES.values()) - set(fields)
     if missing:
