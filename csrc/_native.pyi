@@ -56,6 +56,9 @@ def xxh3_64(data: Any) -> int:
 def kernel_name() -> str:
     """Copy kernel chosen by the self-test of this process ("avx2_nt", "memcpy", ...)."""
 
+def use_kernel(name: str) -> None:
+    """Use that kernel from now on instead. ValueError when this CPU has none of that name."""
+
 def self_test(milliseconds: int = 20) -> dict[str, float]:
     """Measure each kernel (bytes per second) and choose; {"avx2_nt": ..., "memcpy": ...}."""
 

@@ -86,6 +86,12 @@ void bind_sums(py::module_& m) {
       py::arg("data"));
   m.def("kernel_name", [] { return kernel().name; });
   m.def(
+      "use_kernel",
+      [](const std::string& name) {
+        if (!use_kernel(name)) throw py::value_error("name: this CPU has no kernel '" + name + "'");
+      },
+      py::arg("name"));
+  m.def(
       "self_test",
       [](int milliseconds) {
         if (milliseconds < 1 || milliseconds > 10000) {

@@ -83,7 +83,8 @@ class CopyEngine {
     uint64_t bytes;
   };
 
-  uint8_t* resolve(const char* name, uint64_t ref, uint64_t block_bytes) const;
+  void resolve(const char* name, const std::vector<uint64_t>& refs, uint64_t block_bytes,
+               std::vector<uint8_t*>& addresses) const;
   std::shared_ptr<Job> make_job(Kind kind, Transfer transfer) const;
   uint64_t submit(std::shared_ptr<Job> job);
   void start_workers();

@@ -32,20 +32,25 @@ unsigned CopyEngine::add_memory(uint8_t* address, uint64_t bytes) {
   return static_cast<unsigned>(memories_.size() - 1);
 }
 
-uint8_t* CopyEngine::resolve(const char* name, uint64_t ref, uint64_t block_bytes) const {
-  const uint64_t number = ref >> kMemoryShift;
-  const uint64_t offset = ref & ((uint64_t{1} << kMemoryShift) - 1);
-  if (number >= memories_.size()) {
-    refuse(std::string(name) + ": memory " + std::to_string(number) + " of " +
-           std::to_string(memories_.size()));
+void CopyEngine::resolve(const char* name, const std::vector<uint64_t>& refs, uint64_t block_bytes,
+                         std::vector<uint8_t*>& addresses) const {
+  addresses.reserve(refs.size());
+  const std::lock_guard lock(memories_mutex_);
+  for (size_t i = 0; i < refs.size(); i++) {
+    const uint64_t number = refs[i] >> kMemoryShift;
+    const uint64_t offset = refs[i] & ((uint64_t{1} << kMemoryShift) - 1);
+    const auto at = [&] { return std::string(name) + "[" + std::to_string(i) + "]: "; };
+    if (number >= memories_.size()) {
+      refuse(at() + "memory " + std::to_string(number) + " of " + std::to_string(memories_.size()));
+    }
+    const Memory& memory = memories_[number];
+    if (offset > memory.bytes || memory.bytes - offset < block_bytes) {
+      refuse(at() + "offset " + std::to_string(offset) + " and " + std::to_string(block_bytes) +
+             " bytes are beyond the " + std::to_string(memory.bytes) + " of memory " +
+             std::to_string(number));
+    }
+    addresses.push_back(memory.address + offset);
   }
-  const Memory& memory = memories_[number];
-  if (offset > memory.bytes || memory.bytes - offset < block_bytes) {
-    refuse(std::string(name) + ": offset " + std::to_string(offset) + " and " +
-           std::to_string(block_bytes) + " bytes are beyond the " + std::to_string(memory.bytes) +
-           " of memory " + std::to_string(number));
-  }
-  return memory.address + offset;
 }
 
 std::shared_ptr<CopyEngine::Job> CopyEngine::make_job(Kind kind, Transfer transfer) const {
@@ -64,11 +69,7 @@ std::shared_ptr<CopyEngine::Job> CopyEngine::make_job(Kind kind, Transfer transf
   if (transfer.deadline_ms > 0 && transfer.deadline_ms < kLongestMs) {
     job->deadline_ns = now_ns() + transfer.deadline_ms * 1000000;
   }
-  job->stored.reserve(blocks);
-  const std::lock_guard lock(memories_mutex_);
-  for (const uint64_t ref : transfer.refs) {
-    job->stored.push_back(resolve("refs", ref, job->block_bytes));
-  }
+  resolve("refs", transfer.refs, job->block_bytes, job->stored);
   job->transfer = std::move(transfer);
   return job;
 }
@@ -96,13 +97,8 @@ uint64_t CopyEngine::move(const std::vector<uint64_t>& source_refs,
   auto job = std::make_shared<Job>(Kind::kMove, block_bytes, blocks);
   job->transfer.sums = std::move(sums);
   job->transfer.verify = true;
-  {
-    const std::lock_guard lock(memories_mutex_);
-    for (size_t i = 0; i < blocks; i++) {
-      job->stored.push_back(resolve("source_refs", source_refs[i], block_bytes));
-      job->targets.push_back(resolve("target_refs", target_refs[i], block_bytes));
-    }
-  }
+  resolve("source_refs", source_refs, block_bytes, job->stored);
+  resolve("target_refs", target_refs, block_bytes, job->targets);
   return submit(std::move(job));
 }
 

@@ -9,8 +9,7 @@
 #include <iterator>
 #include <new>
 
-#if defined(__x86_64__) && !defined(EVOKE_PORTABLE)  // the latter: to test the portable kernel
-#define EVOKE_X86 1
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -45,7 +44,7 @@ constexpr Kernel kMemcpy = {"memcpy",  always,  copy_runs_memcpy<false>, copy_ru
 
 // ------------------------------------------------------------------ x86-64 with AVX2
 
-#if defined(EVOKE_X86)
+#if defined(__x86_64__)
 #define EVOKE_AVX2 __attribute__((target("avx2")))
 #define EVOKE_AVX2_INLINE __attribute__((target("avx2"), always_inline)) inline
 
@@ -261,6 +260,15 @@ double bytes_per_cpu_second(const Kernel& k, TestMemory& memory, int64_t budget_
 }  // namespace
 
 const Kernel& kernel() { return *chosen().load(std::memory_order_relaxed); }
+
+bool use_kernel(const std::string& name) {
+  for (const Kernel* k : kKernels) {
+    if (name != k->name || !k->supported()) continue;
+    chosen().store(k, std::memory_order_relaxed);
+    return true;
+  }
+  return false;
+}
 
 std::vector<std::pair<std::string, double>> self_test(int milliseconds) {
   TestMemory memory;

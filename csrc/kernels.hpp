@@ -45,6 +45,9 @@ inline void copy_stripes(const Kernel& k, uint8_t* target, const uint8_t* source
   k.gather({target, const_cast<uint8_t*>(source), &at_base, 1, stripes * kStripeBytes}, sum);
 }
 
+// Uses that one from now on. False (and no change) when this CPU has none of that name.
+bool use_kernel(const std::string& name);
+
 // Measures every supported kernel for about milliseconds in all, and uses the fastest from now on.
 // Bytes per CPU second by kernel name.
 std::vector<std::pair<std::string, double>> self_test(int milliseconds);
