@@ -108,8 +108,8 @@ class PrefixCache:
             room = min(room, cache.layers[0].max_cache_len)
         with self._lock:
             staging = self._current()
-            chain = staging.space.keys(ids, extra=extra)
-            found = min(staging.space.lookup(chain), room // self.block_tokens)
+            chain = staging.space.keys(ids, extra=extra)[: room // self.block_tokens]
+            found = staging.space.lookup(chain)
             if found == 0:
                 return Restored(cache, 0)
             with torch.no_grad():

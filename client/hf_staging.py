@@ -59,5 +59,5 @@ class Staging:
         return int(result.leading)
 
     def close(self) -> None:
-        self.space.unregister_pool(self._pool)
+        self._pool.close()
         self._memory.close()
