@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 import zmq
 
+from evoke.client.wire import Code
 from evoke.config import Config
 from evoke.core import native
 from evoke.policy import make
@@ -22,10 +23,11 @@ from evoked.admin import Admin, memory_besides_bytes
 from evoked.counters import Counters
 from evoked.grants import Grants
 from evoked.liveness import Liveness
+from evoked.notify import Notifier
 from evoked.parts import Parts
 from evoked.reads import Reads
 from evoked.registry import Registry
-from evoked.server import Server, SocketAccess, lock_directory
+from evoked.server import Refusal, Server, SocketAccess, lock_directory
 from evoked.sessions import Session
 from evoked.tiers import Balance, HostTier
 from evoked.timers import Timers
@@ -53,6 +55,7 @@ class Daemon:
         self.timers = Timers()
         self._log = structlog.get_logger()
         self._parent_fd = parent_fd
+        self.notifier = Notifier()
         self._gid = _group(config.access.group)
         self._stop_reason = ""
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
@@ -77,8 +80,10 @@ class Daemon:
             if fd is not None:
                 self._epoll.register(fd, select.EPOLLIN)
         self._check_memory()
+        self._watchdog()
         gc.collect()
         gc.freeze()
+        self.notifier.ready(f"serving {self.directory}")
 
     def _directory(self) -> None:
         try:
@@ -98,7 +103,14 @@ class Daemon:
             available_bytes = native.memory_available_bytes()
             if arena.capacity_bytes > available_bytes:
                 raise MemoryError(f"{available_bytes} bytes are available now")
-            arena.prefault(host.prefault_threads or os.cpu_count() or 1)
+            threads = host.prefault_threads or len(os.sched_getaffinity(0))
+            self.notifier.during(
+                lambda: arena.prefault(threads),
+                lambda: (
+                    f"faulting in the host tier: {arena.prefaulted_bytes >> 20} of "
+                    f"{arena.capacity_bytes >> 20} MiB"
+                ),
+            )
         except MemoryError as error:
             sentence = f"host.capacity: {host.capacity_bytes} bytes cannot be had: {error}"
             raise StartError(sentence) from None
@@ -176,8 +188,8 @@ class Daemon:
             (self.admin, "ping status flush inject prove_pool"),
         ):
             for verb in verbs.split():
-                handler = self._hello if verb == "hello" else getattr(owner, verb)
-                self.server.handlers[verb] = handler
+                self.server.handlers[verb] = getattr(owner, verb)
+        self.server.handlers["register_pool"] = self._register_pool
 
     def _signal_fd(self) -> int:
         """A signal wakes the loop through a socket pair."""
@@ -246,13 +258,24 @@ class Daemon:
             self.server.rebind()
         self.timers.at(time.monotonic() + MEMORY_CHECK_S, self._check_memory)
 
+    def _watchdog(self) -> None:
+        """A sign of life from the loop, and only while every thread is well."""
+        if not self.notifier.watchdog_s:
+            return
+        if self.admin.health()["state"] == "green":
+            self.notifier.alive()
+        self.timers.at(time.monotonic() + self.notifier.watchdog_s, self._watchdog)
+
     # ------------------------------------------------------------------ sessions
     def _open_session(self, session: Session) -> None:
         self.server.sessions[session.route] = session
 
-    def _hello(self, session: Session, number: int, args: Any) -> Any:
+    def _register_pool(self, session: Session, number: int, args: Any) -> Any:
+        """The memory was sent before the request, on a socket that may be read after it."""
         self.liveness.read(session)
-        return self.registry.hello(session, number, args)
+        if session.ended:
+            raise Refusal(Code.BAD_TOKEN, "token", "this session has just ended")
+        return self.registry.register_pool(session, number, args)
 
     def end_session(self, session: Session, reason: str) -> None:
         """Everything that a session owned is given back before this returns, or, where a copy is
@@ -276,6 +299,7 @@ class Daemon:
     def close(self) -> None:
         """Ordered: no new requests, running copies end (bounded), sessions, sockets, memory."""
         self._log.info("stopping", why=self._stop_reason)
+        self.notifier.stopping(self._stop_reason)
         self.server.stopping = True
         end_s = time.monotonic() + STOP_COPIES_S
         while len(self.transfers) and time.monotonic() < end_s:
@@ -294,6 +318,7 @@ class Daemon:
         self._wake_read.close()
         self._wake_write.close()
         os.close(self._lock_fd)
+        self.notifier.close()
 
 
 def _group(name: str) -> int | None:
