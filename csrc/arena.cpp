@@ -164,7 +164,9 @@ void Arena::prefault(size_t threads) {
   }
   // No room under RLIMIT_MEMLOCK is an answer, seen in locked().
   if (lock_wanted_) {
-    locked_.store(mlock(memory_.data(), capacity_bytes()) == 0, std::memory_order_relaxed);
+    // Not mlock, which the sanitizers turn into nothing.
+    const bool locked = mlock2(memory_.data(), capacity_bytes(), 0) == 0;
+    locked_.store(locked, std::memory_order_relaxed);
   }
 }
 
