@@ -16,9 +16,9 @@ from evoke.client.connection import Connection
 from evoke.client.embedded import Embedded
 from evoke.client.errors import BadArgument, DaemonError, EvokeError, Unavailable
 from evoke.client.link import Link
-from evoke.client.liveness import socket_directory
 from evoke.client.memory import PoolMemory
 from evoke.client.namespace import Namespace
+from evoke.client.sockets import socket_directory
 from evoke.client.space import Space
 
 __all__ = ["Answer", "Client", "connect"]

@@ -18,14 +18,13 @@ import zmq
 
 from evoke.client import wire
 from evoke.client.errors import Unavailable
-from evoke.client.liveness import open_liveness, read_packet, send_memory
 from evoke.client.pending import FenceWords, Pending
+from evoke.client.sockets import open_control, open_liveness, read_packet, send_memory
 from evoke.core import native
 
 __all__ = ["Connection"]
 
 _UNANSWERED_MAX: Final = 8  # given-up transfers without a reply that end the session
-_QUEUE_FRAMES: Final = 4096
 
 
 class Connection:
@@ -37,6 +36,11 @@ class Connection:
     ) -> None:  # fmt: skip
         """Handshake by the deadline (time.monotonic). Unavailable or DaemonError says why not."""
         self._liveness, self._welcome = open_liveness(directory, deadline)
+        try:
+            self._dealer = open_control(context, directory, self._welcome.route)
+        except BaseException:
+            self._liveness.close()
+            raise
         self.boot = self._welcome.boot
         self.handles: dict[Any, Any] = {}  # what is registered in this session, by its object
         self.ended = False
@@ -53,11 +57,9 @@ class Connection:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._liveness_fd = self._liveness.fileno()
         self._poller = select.poll()
-        self._dealer = context.socket(zmq.DEALER)
+        for fd in (self._liveness_fd, self._wake, int(self._dealer.getsockopt(zmq.FD))):
+            self._poller.register(fd, select.POLLIN)
         try:
-            _connect(self._dealer, directory, self._welcome.route)
-            for fd in (self._liveness_fd, self._wake, int(self._dealer.getsockopt(zmq.FD))):
-                self._poller.register(fd, select.POLLIN)
             self.join_token = self._hello(hello, deadline)
         except BaseException:
             self.end("no hello")
@@ -337,13 +339,3 @@ class Connection:
                 follower = next(iter(self._followers))
                 if follower.event is not None:
                     follower.event.set()
-
-
-def _connect(dealer: zmq.Socket[bytes], directory: Path, route: bytes) -> None:
-    dealer.setsockopt(zmq.LINGER, 0)
-    dealer.setsockopt(zmq.ROUTING_ID, route)
-    dealer.setsockopt(zmq.MAXMSGSIZE, wire.FRAME_BYTES_MAX)
-    dealer.setsockopt(zmq.SNDHWM, _QUEUE_FRAMES)
-    dealer.setsockopt(zmq.RCVHWM, _QUEUE_FRAMES)
-    dealer.setsockopt(zmq.RECONNECT_IVL, 20)  # ms; the daemon may close and bind this socket again
-    dealer.connect(f"ipc://{directory / 'control.sock'}")

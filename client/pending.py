@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from evoke.client import wire
 from evoke.client.errors import DaemonError, Unavailable
-from evoke.client.liveness import Welcome
+from evoke.client.sockets import Welcome
 
 __all__ = ["FenceWords", "Pending"]
 

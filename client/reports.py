@@ -15,11 +15,12 @@ from evoke.client import wire
 from evoke.client.connection import Connection
 from evoke.client.keys import Chain
 
-__all__ = ["Reports"]
+__all__ = ["ASK_MAX", "Reports"]
 
 DELAY_S: Final = 0.08  # at most 100 ms are promised
 REPORTS_MAX: Final = 4096
 KEY_BYTES_MAX: Final = 16 << 20
+ASK_MAX: Final = 1 << 62  # numbers of callers are below, so that ours never meet them
 _ASKS_REMEMBERED: Final = 4096
 _FRAME_KEY_BYTES: Final = 768 << 10  # of one asked frame, whose limit is 1 MiB
 
@@ -35,8 +36,7 @@ class Reports:
         self._queue: deque[tuple[Connection, wire.Report]] = deque()
         self._key_bytes = 0
         self._asks: OrderedDict[int, None] = OrderedDict()
-        # Numbers of callers are below 2^63, so that ours never meet them.
-        self._own_asks = itertools.count(1 << 63)
+        self._own_asks = itertools.count(ASK_MAX)
         self._awake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from evoke.client.keys import Chain, chain_of_keys, chain_of_tokens
 from evoke.client.memory import PoolMemory
 from evoke.client.namespace import Namespace
 from evoke.client.pool import Pool
+from evoke.client.reports import ASK_MAX
 from evoke.client.results import FetchResult, StoreResult
 from evoke.client.transfers import Future, Job, start
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from evoke.client.client import Client
 
 __all__ = ["Space", "SpaceHandle"]
-
-_ASK_MAX: Final = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,12 @@ class Space:
     def lookup(self, chain: Chain, *, ask: int | None = None) -> int:
         """How many leading blocks are stored, from the shared table, without a round trip.
 
-        ask: number of the engine's request, below 2^63; look-ups with the same one are reported to
+        ask: number of the engine's request, below 2^62; look-ups with the same one are reported to
         the daemon once. 0 when there is no daemon.
         """
         self._check_chain(chain)
-        if ask is not None and not 0 <= ask < _ASK_MAX:
-            raise BadArgument(f"ask: {ask}, allowed 0 to 2^63 - 1")
+        if ask is not None and not 0 <= ask < ASK_MAX:
+            raise BadArgument(f"ask: {ask}, allowed 0 to 2^62 - 1")
         connection = self.client.link.current()
         table = connection.table() if connection is not None else None
         if connection is None or table is None:

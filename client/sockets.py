@@ -1,4 +1,4 @@
-"""The liveness socket: where it is, who is behind it, and what arrives on it."""
+"""The daemon's two sockets: where they are, who is behind them, what arrives on the first."""
 
 from __future__ import annotations
 
@@ -14,17 +14,27 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import zmq
 
 from evoke.client.errors import BadArgument, Unavailable
+from evoke.client.wire import FRAME_BYTES_MAX
 from evoke.core import native
 
-__all__ = ["Welcome", "open_liveness", "read_packet", "send_memory", "socket_directory"]
+__all__ = [
+    "Welcome",
+    "open_control",
+    "open_liveness",
+    "read_packet",
+    "send_memory",
+    "socket_directory",
+]
 
 LIVENESS_VERSION: Final = 1
 PATH_BYTES_MAX: Final = 107  # of a Unix socket's address
 _SO_PEERPIDFD: Final = 77  # Linux 6.5; socket has no name for it
 _PACKET_BYTES_MAX: Final = 4096
 _PACKET_FDS_MAX: Final = 4
+_QUEUE_FRAMES: Final = 4096
 
 
 class Fd:
@@ -121,6 +131,21 @@ def read_packet(peer: socket.socket) -> tuple[list[Any], Sequence[int]]:
 def send_memory(peer: socket.socket, number: int, fd: int) -> None:
     """Pass a pool's memfd under a number. OSError when the socket takes nothing."""
     socket.send_fds(peer, [msgspec.msgpack.encode(["memory", number])], [fd])
+
+
+def open_control(
+    context: zmq.Context[zmq.Socket[bytes]], directory: Path, route: bytes
+) -> zmq.Socket[bytes]:
+    """A DEALER of the session whose route it is. libzmq connects it in the background."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.ROUTING_ID, route)
+    dealer.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+    dealer.setsockopt(zmq.SNDHWM, _QUEUE_FRAMES)
+    dealer.setsockopt(zmq.RCVHWM, _QUEUE_FRAMES)
+    dealer.setsockopt(zmq.RECONNECT_IVL, 20)  # ms; the daemon may close and bind this socket again
+    dealer.connect(f"ipc://{directory / 'control.sock'}")
+    return dealer
 
 
 def _welcome(peer: socket.socket, packet: list[Any], fds: Sequence[int]) -> Welcome:
