@@ -1,0 +1,370 @@
+"""A daemon process and raw clients of it: liveness socket and DEALER, without evoke.client."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from evoke.client import wire
+from evoke.client.namespace import NO_SALT, Group, Namespace, Part
+from evoke.client.wire import Code
+from evoke.core import native
+
+__all__ = ["BLOCK", "DaemonProcess", "Engine", "Peer", "chain", "eventually", "make_namespace"]
+
+BLOCK = 4096  # bytes of the smallest block of make_namespace
+READY_S = 20.0
+REPLY_MS = 10_000
+_numbers = iter(range(1, 1 << 30))
+
+
+def eventually(check: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether check became true in time."""
+    end_s = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def make_namespace(model: str = "", *, blocks_4k: int = 1, **fields: Any) -> Namespace:
+    """A namespace of blocks of blocks_4k x 4 KiB for each part; the model is new by default."""
+    group = Group(layers=blocks_4k, kv_heads=1, head_size=32)
+    values: dict[str, Any] = {
+        "model": model or f"model-{next(_numbers)}",
+        "weights_epoch": "epoch-1",
+        "position": "rope:theta=10000",
+        "dtype": "float32",
+        "block_tokens": 16,
+        "parts": (Part(groups=(group,)),),
+        "salt": NO_SALT,
+    }
+    return Namespace(**{**values, **fields})
+
+
+def chain(namespace: Namespace, count: int, seed: int = 0) -> bytes:
+    """Keys of the first `count` blocks of a random prompt."""
+    tokens = np.random.default_rng(seed).integers(0, 1 << 20, count * namespace.block_tokens)
+    zeros = bytes(32)
+    return native.chain_keys(
+        namespace.id, tokens.astype(np.uint32), namespace.block_tokens, zeros, []
+    )
+
+
+class DaemonProcess:
+    """One evoked. stop() must find exit status 0, a clean log and no files left."""
+
+    def __init__(self, directory: Path, settings: dict[str, Any], *, nofile: int = 0) -> None:
+        self.directory = directory / "s"
+        self.log_path = directory / "log"
+        values = {"host.capacity": "16MiB", "host.backing": "4k", "daemon.workers": 1, **settings}
+        options = [f"--set={key}={value}" for key, value in values.items()]
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "evoked", "--socket", str(self.directory)]
+        if nofile:
+            command = ["prlimit", f"--nofile={nofile}:{nofile}", *command]
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--ready-fd", str(write_fd), *options],
+                pass_fds=[write_fd],
+                stderr=log,
+                stdout=log,
+            )
+        os.close(write_fd)
+        try:
+            assert select.select([read_fd], [], [], READY_S)[0], "not ready in time"
+            assert os.read(read_fd, 4096) == f"ready {self.directory}\n".encode(), self.log()
+        finally:
+            os.close(read_fd)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(15)
+        log = self.log()
+        assert code == 0, log
+        assert "Traceback" not in log, log
+        assert "defect" not in log, log
+        assert os.listdir(self.directory) == ["control.lock"]
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(15)
+
+    # ------------------------------------------------------------------ seen from outside
+    def fds(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def pool_mappings(self) -> int:
+        """Mappings of peers' pools."""
+        maps = Path(f"/proc/{self.pid}/maps").read_text()
+        return sum("memfd:pool" in line for line in maps.splitlines())
+
+    def resident_bytes(self) -> int:
+        fields = Path(f"/proc/{self.pid}/statm").read_text().split()
+        return int(fields[1]) * mmap.PAGESIZE
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    # ------------------------------------------------------------------ clients
+    @contextmanager
+    def peer(self, **options: Any) -> Iterator[Peer]:
+        peer = Peer(self.directory, **options)
+        try:
+            yield peer
+        finally:
+            peer.close()
+
+    @contextmanager
+    def engine(self, namespace: Namespace, slots: int = 32, **options: Any) -> Iterator[Engine]:
+        """A peer of its own with one pool."""
+        peer = Peer(self.directory, **options)
+        engine = None
+        try:
+            engine = Engine(peer, namespace, slots, rank=options.get("rank", 0))
+            yield engine
+        finally:
+            if engine is not None:
+                engine.close()
+            peer.close()
+
+
+class Peer:
+    """One session."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        join: bytes = b"",
+        rank: int = 0,
+        name: str = "peer",
+        hello: bool = True,
+    ) -> None:
+        self.directory = directory
+        self.liveness = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.liveness.settimeout(10)
+        self.liveness.connect(str(directory / "session.sock"))
+        data, fds, _, _ = socket.recv_fds(self.liveness, 4096, 4)
+        self.welcome = msgspec.msgpack.decode(data)
+        if self.welcome[0] != "welcome":
+            self.liveness.close()
+            raise ConnectionRefusedError(self.welcome[1])
+        self.boot, self.token, self.route = self.welcome[2:5]
+        self.table, self.fence = native.TableView(fds[0]), native.FencePage(fds[1])
+        for fd in fds:
+            os.close(fd)
+        self.dealer = self.new_dealer(self.route)
+        self._number = 0
+        self._memories = 0
+        self.join = b""
+        self.number = 0
+        if hello:
+            self.join, self.number = self.ok("hello", join, rank, name)
+
+    def new_dealer(self, route: bytes) -> zmq.Socket[bytes]:
+        dealer = zmq.Context.instance().socket(zmq.DEALER)
+        dealer.setsockopt(zmq.ROUTING_ID, route)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(f"ipc://{self.directory}/control.sock")
+        return dealer
+
+    # ------------------------------------------------------------------ requests
+    def send(self, verb: str, *args: Any, token: bytes | None = None) -> int:
+        """Request id of a request under way."""
+        self._number += 1
+        token = self.token if token is None else token
+        values = wire.VERBS[verb](*args)
+        self.dealer.send(wire.encode_request(token, self._number, verb, values))
+        return self._number
+
+    def receive(self, timeout_ms: int = REPLY_MS) -> wire.Reply:
+        assert self.dealer.poll(timeout_ms), "no reply"
+        return wire.decode_reply(self.dealer.recv())
+
+    def call(self, verb: str, *args: Any, token: bytes | None = None) -> tuple[Code, Any]:
+        number = self.send(verb, *args, token=token)
+        reply = self.receive()
+        assert (reply.request, reply.boot) == (number, self.boot)
+        return Code(reply.code), reply.result
+
+    def ok(self, verb: str, *args: Any) -> Any:
+        code, result = self.call(verb, *args)
+        assert code == Code.OK, result
+        return result
+
+    def raw(self, *frames: bytes) -> wire.Reply:
+        """The reply to whatever frames."""
+        self.dealer.send_multipart(frames)
+        return self.receive()
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.ok("status")
+        return status
+
+    def counter(self, name: str) -> int:
+        return int(self.status()["counters"][name])
+
+    # ------------------------------------------------------------------ liveness
+    def send_memory(self, fd: int, number: int = -1) -> int:
+        """The number under which the daemon knows the memory."""
+        if number < 0:
+            self._memories += 1
+            number = self._memories
+        packet = msgspec.msgpack.encode(("memory", number))
+        socket.send_fds(self.liveness, [packet], [fd])
+        return number
+
+    def ended(self, seconds: float = 5.0) -> bool:
+        """Whether the daemon ended this session in time."""
+        self.liveness.settimeout(seconds)
+        try:
+            while data := self.liveness.recv(4096):
+                assert msgspec.msgpack.decode(data)[0] == "table"
+        except ConnectionResetError:
+            return True
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.liveness.close()
+        self.dealer.close(0)
+        self.table.close()
+        self.fence.close()
+
+
+class Engine:
+    """A registered namespace and one pool with one contiguous block a slot, or as segments say."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        namespace: Namespace,
+        slots: int = 32,
+        *,
+        rank: int = 0,
+        segments: list[wire.SegmentArgs] | None = None,
+        pool_bytes: int = 0,
+    ) -> None:
+        self.peer, self.namespace, self.slots = peer, namespace, slots
+        self.block_bytes = namespace.parts[namespace.rank_parts[rank]].part_bytes
+        result = peer.ok("register_namespace", namespace.encoded())
+        self.handle, self.id, self.secret, self.part_sizes = result
+        pool_bytes = pool_bytes or slots * self.block_bytes
+        fd = native.make_pool_memfd(pool_bytes, "pool")
+        memory = peer.send_memory(fd)
+        if segments is None:
+            segments = [wire.SegmentArgs(0, self.block_bytes, [], self.block_bytes)]
+        self.pool: int = peer.ok(
+            "register_pool", self.handle, "cpu", pool_bytes, slots, segments, memory
+        )
+        self._mapped = mmap.mmap(fd, pool_bytes)
+        os.close(fd)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapped, np.uint8)
+
+    @property
+    def blocks(self) -> NDArray[np.uint8]:
+        """The pool as slots x bytes, for a contiguous pool."""
+        return self.bytes.reshape(self.slots, self.block_bytes)
+
+    def fill(self, seed: int) -> NDArray[np.uint8]:
+        """Random bytes all over the pool; a copy of them, slot by slot."""
+        rng = np.random.default_rng(seed)
+        self.bytes[:] = rng.integers(0, 256, len(self.bytes), dtype=np.uint8)
+        return self.blocks.copy()
+
+    # ------------------------------------------------------------------ verbs
+    def store_args(
+        self,
+        keys: bytes,
+        slots: list[int] | range | None = None,
+        *,
+        first: int = 0,
+        parent: bytes = b"",
+        deadline_ms: int = 5000,
+        fence: int = 0,
+    ) -> tuple[Any, ...]:
+        packed = _packed(range(len(keys) // 32) if slots is None else slots)
+        return (self.handle, self.pool, keys, first, parent, packed, deadline_ms, fence)
+
+    def store(self, *args: Any, **options: Any) -> list[int]:
+        return list(self.peer.ok("store", *self.store_args(*args, **options)))
+
+    def fetch_args(
+        self,
+        keys: bytes,
+        slots: list[int] | range | None = None,
+        *,
+        first: int = 0,
+        grant: int = 0,
+        deadline_ms: int = 5000,
+        fence: int = 0,
+    ) -> tuple[Any, ...]:
+        packed = _packed(range(len(keys) // 32) if slots is None else slots)
+        return (self.handle, self.pool, keys, first, packed, deadline_ms, fence, grant)
+
+    def fetch(self, *args: Any, **options: Any) -> list[int]:
+        return list(self.peer.ok("fetch", *self.fetch_args(*args, **options)))
+
+    def reserve(
+        self, keys: bytes, *, first: int = 0, parent: bytes = b"", hold_ms: int = 60_000
+    ) -> tuple[int, list[int]]:
+        grant, results = self.peer.ok("reserve", self.handle, keys, first, parent, hold_ms)
+        return grant, list(results)
+
+    def commit(
+        self, grant: int, positions: list[int] | range, slots: list[int] | range, fence: int = 0
+    ) -> list[int]:
+        packed = (_packed(positions), _packed(slots))
+        return list(self.peer.ok("commit", grant, self.pool, *packed, 5000, fence))
+
+    def pin(self, keys: bytes, *, first: int = 0, hold_ms: int = 60_000) -> tuple[int, list[int]]:
+        grant, results = self.peer.ok("pin", self.handle, keys, first, hold_ms)
+        return grant, list(results)
+
+    def lookup(self, keys: bytes) -> list[int]:
+        """By the verb; the published table must agree."""
+        found = list(self.peer.ok("lookup", self.handle, keys, 0))
+        assert found == self.peer.table.lookup(self.secret, keys).tolist()
+        return found
+
+    def usage(self) -> tuple[int, int]:
+        """(blocks, bytes) of this namespace."""
+        for row in self.peer.status()["namespaces"]:
+            if row["id"] == self.id.hex():
+                return row["blocks"], row["bytes"]
+        raise AssertionError("namespace not listed")
+
+    def close(self) -> None:
+        self.bytes = np.empty(0, np.uint8)
+        self._mapped.close()
+
+
+def _packed(numbers: list[int] | range) -> bytes:
+    return np.array(numbers, "<u4").tobytes()
