@@ -109,9 +109,9 @@ class Liveness:
             return "liveness packet is not [text, number]"
         if word != "memory" or not 0 <= number <= 0xFFFFFFFF or number in session.memories:
             return f"liveness packet {word[:20]!r} {number}"
-        session.memories[number] = fds[0]
-        if len(session.memories) > MEMORIES_WAITING_MAX:
+        if len(session.memories) == MEMORIES_WAITING_MAX:
             return f"more than {MEMORIES_WAITING_MAX} memories were sent and not registered"
+        session.memories[number] = fds[0]
         return ""
 
     def _accept(self) -> None:

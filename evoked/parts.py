@@ -45,16 +45,26 @@ class PendingBlock:
         "key",
         "parent",
         "refs",
+        "reserved",
         "states",
         "sums",
         "timer",
         "writers",
     )
 
-    def __init__(self, entry: NamespaceEntry, key: bytes, chain_index: int, parent: bytes) -> None:
+    def __init__(
+        self,
+        entry: NamespaceEntry,
+        key: bytes,
+        chain_index: int,
+        parent: bytes,
+        *,
+        reserved: bool = False,
+    ) -> None:
         parts = len(entry.namespace.parts)
         self.entry, self.key, self.chain_index, self.parent = entry, key, chain_index, parent
         self.generation = entry.generation
+        self.reserved = reserved
         self.refs = [native.NO_REF] * parts
         self.sums = [0] * parts
         self.states = [PartState.EMPTY] * parts
@@ -90,6 +100,9 @@ class Parts:
         assert session.instance is not None
         name = (session.instance.join, entry.number, key)
         block = self._book.get(name)
+        if block is not None and block.generation != entry.generation:
+            self._drop_booked(name)  # begun before a flush: it can never be committed
+            block = None
         if block is None:
             block = self._book[name] = PendingBlock(entry, key, chain_index, parent)
             due_s = self._clock() + self._incomplete_ms / 1000
@@ -98,7 +111,8 @@ class Parts:
         return block
 
     def finish(self, block: PendingBlock, part: int, outcome: int, checksum: int) -> Stored:
-        """A part's copy ended. Its place is given back unless it was copied and still wanted."""
+        """A part's copy ended. Its place is given back unless it was copied and still wanted, or
+        is reserved: then the copy may be tried again."""
         assert block.states[part] is PartState.COPYING
         block.states[part] = PartState.EMPTY
         if block.dropped or block.generation != block.entry.generation:
@@ -106,7 +120,8 @@ class Parts:
             self._counters.add("blocks_dropped")
             return Stored.LATE
         if outcome != native.COPIED:
-            self._free_part(block, part)
+            if not block.reserved:
+                self._free_part(block, part)
             return OUTCOMES[outcome]
         block.states[part] = PartState.DONE
         block.sums[part] = checksum

@@ -214,7 +214,8 @@ class Writes:
         room = self._place_all(entry, len(missing))
         for position, refs in zip(missing.tolist(), room, strict=False):
             parent = request.parent_of(position)
-            block = PendingBlock(entry, request.key(position), request.first + position, parent)
+            index = request.first + position
+            block = PendingBlock(entry, request.key(position), index, parent, reserved=True)
             block.refs = refs
             blocks[position] = block
             results[position] = Stored.STORED
