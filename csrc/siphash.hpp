@@ -26,8 +26,8 @@ struct State {
 };
 
 template <typename V>
-__attribute__((always_inline)) inline V rotate(V x, int bits) {
-  return x << bits | x >> (64 - bits);
+__attribute__((always_inline)) inline void rotate(V& x, int bits) {
+  x = x << bits | x >> (64 - bits);
 }
 
 template <typename V>
@@ -36,19 +36,23 @@ __attribute__((always_inline)) inline void rounds(State<V>& s, int count) {
   for (int i = 0; i < count; ++i) {
     s.v0 += s.v1;
     s.v2 += s.v3;
-    s.v1 = rotate(s.v1, 13) ^ s.v0;
-    s.v3 = rotate(s.v3, 16) ^ s.v2;
-    s.v0 = rotate(s.v0, 32);
+    rotate(s.v1, 13);
+    rotate(s.v3, 16);
+    s.v1 ^= s.v0;
+    s.v3 ^= s.v2;
+    rotate(s.v0, 32);
     s.v2 += s.v1;
     s.v0 += s.v3;
-    s.v1 = rotate(s.v1, 17) ^ s.v2;
-    s.v3 = rotate(s.v3, 21) ^ s.v0;
-    s.v2 = rotate(s.v2, 32);
+    rotate(s.v1, 17);
+    rotate(s.v3, 21);
+    s.v1 ^= s.v2;
+    s.v3 ^= s.v0;
+    rotate(s.v2, 32);
   }
 }
 
 template <typename V>
-__attribute__((always_inline)) inline void absorb(State<V>& s, V word) {
+__attribute__((always_inline)) inline void absorb(State<V>& s, const V& word) {
   s.v3 ^= word;
   rounds(s, 2);
   s.v0 ^= word;
@@ -82,9 +86,7 @@ inline Tag tag_of(const TagSecret& secret, const uint8_t* key) {
   return tag;
 }
 
-// Tags of `count` packed keys.
-inline void tags_of(const TagSecret& secret, const uint8_t* keys, size_t count, Tag* tags) {
-  for (size_t i = 0; i < count; ++i) tags[i] = tag_of(secret, keys + 32 * i);
-}
+// Tags of `count` packed keys, several at once where the processor has wide registers.
+void tags_of(const TagSecret& secret, const uint8_t* keys, size_t count, Tag* tags);
 
 }  // namespace evoke

@@ -51,11 +51,10 @@ struct Reading {
 inline Reading read_bucket(const TableBucket& bucket, const Tag& tag) {
   const uint32_t version = bucket.version.load(kAcquire);
   uint32_t ref = 0;
-  for (int slot = 0; slot < kSlots; ++slot) {
-    if (bucket.tags[slot][0].load(kAcquire) == tag.half[0] &&
-        bucket.tags[slot][1].load(kAcquire) == tag.half[1]) {
-      ref = std::max(ref, bucket.refs[slot].load(kAcquire));
-    }
+  for (int slot = 0; slot < kSlots; ++slot) {  // without branches: which entry it is is random
+    const uint64_t differs = (bucket.tags[slot][0].load(kAcquire) ^ tag.half[0]) |
+                             (bucket.tags[slot][1].load(kAcquire) ^ tag.half[1]);
+    ref |= bucket.refs[slot].load(kAcquire) & (differs == 0 ? ~0u : 0u);
   }
   const bool stable = version % 2 == 0 && bucket.version.load(kRelaxed) == version;
   return {stable, version, static_cast<uint8_t>(ref >> kTierShift)};
@@ -224,11 +223,12 @@ inline const TableBucket& TableReader::bucket(uint64_t half) const {
 
 inline uint8_t TableReader::tier_of(const Tag& tag) const {
   const TableBucket& first_bucket = bucket(tag.half[0]);
+  const TableBucket& second_bucket = bucket(tag.half[1]);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const Reading first = read_bucket(first_bucket, tag);
-    if (first.stable && first.tier != 0) return first.tier;
-    const Reading second = read_bucket(bucket(tag.half[1]), tag);
-    if (second.stable && second.tier != 0) return second.tier;
+    const Reading second = read_bucket(second_bucket, tag);
+    const int tier = std::max(first.stable ? first.tier : 0, second.stable ? second.tier : 0);
+    if (tier != 0) return static_cast<uint8_t>(tier);
     if (first.stable && second.stable && first_bucket.version.load(kRelaxed) == first.version) {
       return 0;
     }

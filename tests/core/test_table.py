@@ -136,6 +136,9 @@ def test_view_agrees(index: native.Index) -> None:
     for lead in (0, 1, 63, 64, 65, 500, 1000):
         assert view.leading(secret, present[: 32 * lead] + absent[:32] + present[:320]) == lead
     assert view.leading(secret, present) == 1000
+    for at in range(0, 32 * 20, 32):  # one key is hashed by other code than many
+        assert view.lookup(secret, present[at : at + 32]).tolist() == [FLASH]
+        assert view.lookup(secret, absent[at : at + 32]).tolist() == [0]
 
 
 def test_another_secret_finds_nothing(index: native.Index) -> None:
