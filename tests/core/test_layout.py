@@ -90,7 +90,8 @@ def test_scatter_restores_slots_and_nothing_else(case: Case, data: st.DataObject
     slots = np.array(chosen, dtype=np.uint32)
     layout = case.layout()
     stored = case.stored()
-    fill: U8 = np.random.default_rng(5).integers(0, 256, stored.shape, dtype=np.uint8)
+    fill: U8 = np.frombuffer(np.random.default_rng(5).bytes(stored.size), np.uint8)
+    fill = fill.reshape(stored.shape)
     want = case.pool.copy()
     at = 0
     for part in case.parts:
