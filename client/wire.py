@@ -228,6 +228,7 @@ VERBS: Final[dict[str, type[Args]]] = {
     "asked": Asked,
     "flush": Flush,
     "status": Empty,
+    "metrics": Empty,
     "inject": Inject,
 }
 
@@ -235,7 +236,7 @@ VERBS: Final[dict[str, type[Args]]] = {
 LATER_VERBS: Final = frozenset(
     "prefetch observe acquire release commit_managed begin_turn end_turn policy_show policy_check "
     "policy_reload policy_history policy_shadow tiers drain block trace_start trace_stop sessions "
-    "metrics events audit quota".split()
+    "events audit quota".split()
 )
 
 

@@ -17,6 +17,7 @@ from evoke.core import native
 from evoked import __version__
 from evoked.counters import Counters
 from evoked.grants import Grants
+from evoked.histograms import Histograms
 from evoked.registry import Registry
 from evoked.server import DEFERRED, Refusal, Server
 from evoked.sessions import NamespaceEntry, Session
@@ -57,6 +58,7 @@ class Admin:
         transfers: Transfers,
         grants: Grants,
         counters: Counters,
+        histograms: Histograms,
         *,
         boot: bytes,
         inject: bool,
@@ -67,6 +69,7 @@ class Admin:
         self._arena, self._tier = arena, tier
         self._balance, self._engine, self._transfers = balance, engine, transfers
         self._grants, self._counters, self._boot = grants, counters, boot
+        self._histograms = histograms
         self._inject, self._sessions, self._copy = inject, sessions, copy
         self._started_s = time.monotonic()
 
@@ -154,6 +157,14 @@ class Admin:
     # ------------------------------------------------------------------ status
     def status(self, session: Session, number: int, args: wire.Empty) -> Any:
         return self.snapshot(None if is_admin(session) else session)
+
+    def metrics(self, session: Session, number: int, args: wire.Empty) -> Any:
+        """Prometheus text; for admins, since it counts everybody's work."""
+        if not is_admin(session):
+            raise Refusal(Code.DENIED, "verb", "metrics are for the daemon's user and root")
+        from evoked.metrics import text  # the library is loaded when somebody asks
+
+        return text(self.snapshot(None), self._histograms)
 
     def snapshot(self, viewer: Session | None) -> dict[str, Any]:
         """Everything for an admin (viewer None); other sessions see totals and what is theirs."""

@@ -22,6 +22,7 @@ from evoke.policy import make
 from evoked.admin import Admin, memory_besides_bytes
 from evoked.counters import Counters
 from evoked.grants import Grants
+from evoked.histograms import Histograms
 from evoked.liveness import Liveness
 from evoked.notify import Notifier
 from evoked.parts import Parts
@@ -52,6 +53,7 @@ class Daemon:
         self.config, self.directory = config, directory
         self.boot = secrets.token_bytes(16)
         self.counters = Counters()
+        self.histograms = Histograms()
         self.timers = Timers()
         self._log = structlog.get_logger()
         self._parent_fd = parent_fd
@@ -120,9 +122,14 @@ class Daemon:
         config, limits = self.config, self.config.limits
         access = SocketAccess(mode=config.access.socket_mode, gid=self._gid)
         self.transfers = Transfers(
-            self.engine, limits.session_inflight_bytes, config.daemon.verify_fetch
+            self.engine,
+            self.histograms,
+            limits.session_inflight_bytes,
+            config.daemon.verify_fetch,
         )
-        self.grants = Grants(self.timers, time.monotonic, self.counters, limits.session_grants)
+        self.grants = Grants(
+            self.timers, time.monotonic, self.counters, self.histograms, limits.session_grants
+        )
         self.registry = Registry(
             self.index, namespaces_max=limits.namespaces, pools_max=limits.session_pools
         )
@@ -176,6 +183,7 @@ class Daemon:
             self.transfers,
             self.grants,
             self.counters,
+            self.histograms,
             boot=self.boot,
             inject=config.debug.inject,
             sessions=lambda: list(self.liveness.sessions.values()),
@@ -185,7 +193,7 @@ class Daemon:
             (registry, "hello register_namespace register_pool unregister_pool"),
             (writes, "store reserve commit abort"),
             (reads, "fetch pin unpin touch lookup asked"),
-            (self.admin, "ping status flush inject prove_pool"),
+            (self.admin, "ping status metrics flush inject prove_pool"),
         ):
             for verb in verbs.split():
                 self.server.handlers[verb] = getattr(owner, verb)

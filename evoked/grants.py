@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from evoke.client.wire import Code
 from evoked.counters import Counters
+from evoked.histograms import Histograms
 from evoked.server import Refusal
 from evoked.sessions import Grant, Instance, Session
 from evoked.timers import Timers
@@ -18,9 +19,15 @@ class Grants:
     """All living grants, by number. Numbers are random, so that one cannot be guessed."""
 
     def __init__(
-        self, timers: Timers, clock: Callable[[], float], counters: Counters, session_max: int
+        self,
+        timers: Timers,
+        clock: Callable[[], float],
+        counters: Counters,
+        histograms: Histograms,
+        session_max: int,
     ) -> None:
         self._timers, self._clock, self._counters = timers, clock, counters
+        self._held = histograms["grant_held_s"]
         self._session_max = session_max
         self._grants: dict[int, Grant] = {}
 
@@ -43,7 +50,14 @@ class Grants:
         assert instance is not None
         number = secrets.randbits(63) | 1
         assert number not in self._grants
-        grant = Grant(number=number, instance=instance, session=session, end=end, details=details)
+        grant = Grant(
+            number=number,
+            instance=instance,
+            session=session,
+            end=end,
+            details=details,
+            made_s=self._clock(),
+        )
         grant.timer = self._timers.at(
             self._clock() + hold_ms / 1000, lambda: self._end(grant, expired=True)
         )
@@ -76,6 +90,7 @@ class Grants:
         del grant.instance.grants[grant.number]
         assert grant.timer is not None
         grant.timer.cancel()
+        self._held.add(self._clock() - grant.made_s)
         if expired:
             self._counters.add("grants_expired")
         grant.end()

@@ -61,6 +61,7 @@ class Grant:
     instance: Instance
     session: Session
     end: Callable[[], None]
+    made_s: float
     timer: Timer | None = None
     details: object = None
 

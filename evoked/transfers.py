@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evoke.client.wire import Code
 from evoke.core import native
+from evoked.histograms import Histograms
 from evoked.server import Refusal
 from evoked.sessions import PoolEntry, Session
 
@@ -20,13 +23,27 @@ U64 = NDArray[np.uint64]
 Done = Callable[[U8, U64], None]  # outcome and checksum of each block
 
 
+class _Transfer(NamedTuple):
+    verb: str
+    session: Session
+    copy_bytes: int
+    done: Done
+    started_s: float
+
+
 class Transfers:
     """Submits copies within each session's limit and calls back on the loop when they end."""
 
-    def __init__(self, engine: native.CopyEngine, inflight_bytes_max: int, verify: bool) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: native.CopyEngine,
+        histograms: Histograms,
+        inflight_bytes_max: int,
+        verify: bool,
+    ) -> None:
+        self._engine, self._histograms = engine, histograms
         self._inflight_bytes_max, self._verify = inflight_bytes_max, verify
-        self._waiting: dict[int, tuple[Session, int, Done]] = {}
+        self._waiting: dict[int, _Transfer] = {}
         self.eventfd = engine.eventfd
 
     def __len__(self) -> int:
@@ -51,7 +68,7 @@ class Transfers:
         done: Done,
     ) -> None:
         ticket = self._engine.store(pool.native, slots, refs, deadline_ms, session.fence, fence)
-        self._wait(ticket, session, len(slots) * pool.native.layout.block_bytes, done)
+        self._wait("store", ticket, session, len(slots) * pool.native.layout.block_bytes, done)
 
     def fetch(
         self,
@@ -67,15 +84,17 @@ class Transfers:
         ticket = self._engine.fetch(
             pool.native, slots, refs, sums, self._verify, deadline_ms, session.fence, fence
         )
-        self._wait(ticket, session, len(slots) * pool.native.layout.block_bytes, done)
+        self._wait("fetch", ticket, session, len(slots) * pool.native.layout.block_bytes, done)
 
-    def _wait(self, ticket: int, session: Session, copy_bytes: int, done: Done) -> None:
+    def _wait(self, verb: str, ticket: int, session: Session, copy_bytes: int, done: Done) -> None:
         session.inflight_bytes += copy_bytes
-        self._waiting[ticket] = (session, copy_bytes, done)
+        self._waiting[ticket] = _Transfer(verb, session, copy_bytes, done, time.monotonic())
 
     def complete(self) -> None:
         """The eventfd is readable: run what ended."""
         for ticket, outcomes, sums in self._engine.take_completed():
-            session, copy_bytes, done = self._waiting.pop(ticket)
-            session.inflight_bytes -= copy_bytes
-            done(outcomes, sums)
+            transfer = self._waiting.pop(ticket)
+            transfer.session.inflight_bytes -= transfer.copy_bytes
+            transfer.done(outcomes, sums)
+            seconds = time.monotonic() - transfer.started_s
+            self._histograms.transfer(transfer.verb, transfer.copy_bytes, seconds)

@@ -15,6 +15,8 @@ _COMMANDS = {
     "bench": "evoked.cli.bench",
     "demo": "evoked.cli.demo",
     "flush": "evoked.cli.flush",
+    "metrics": "evoked.cli.status",
+    "sessions": "evoked.cli.status",
     "status": "evoked.cli.status",
 }
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from evoke.client import wire
 from evoked.cli.control import connected, json_option, size_text, socket_option
 
-__all__ = ["status"]
+__all__ = ["metrics", "sessions", "status"]
 
 
 @click.command()
@@ -42,6 +42,27 @@ def status(directory: str, as_json: bool, watch: bool, interval_s: float) -> Non
     else:
         Console().print(_picture(state))
     sys.exit(0 if state["health"]["state"] == "green" else 1)
+
+
+@click.command()
+@socket_option
+def metrics(directory: str) -> None:
+    """Prometheus text of all counters, gauges and distributions."""
+    with connected(directory) as ask:
+        click.echo(ask("metrics", wire.Empty()), nl=False)
+
+
+@click.command()
+@socket_option
+@json_option
+def sessions(directory: str, as_json: bool) -> None:
+    """Who is connected, and what each holds."""
+    with connected(directory) as ask:
+        rows = ask("status", wire.Empty())["sessions"]
+    if as_json:
+        click.echo(json.dumps(rows))
+    else:
+        Console().print(_sessions(rows))
 
 
 def _picture(state: dict[str, Any]) -> RenderableType:
