@@ -19,7 +19,7 @@ from evoked.counters import Counters
 from evoked.grants import Grants
 from evoked.histograms import Histograms
 from evoked.registry import Registry
-from evoked.server import DEFERRED, Refusal, Server
+from evoked.server import DEFERRED, Refusal, Replier
 from evoked.sessions import NamespaceEntry, Session
 from evoked.tiers import REF_MEMORY_SHIFT, U32, U64, Balance, HostTier
 from evoked.transfers import U8, Transfers
@@ -48,7 +48,7 @@ def memory_besides_bytes(arena: native.Arena) -> int:
 class Admin:
     def __init__(
         self,
-        server: Server,
+        replier: Replier,
         registry: Registry,
         index: native.Index,
         arena: native.Arena,
@@ -65,7 +65,7 @@ class Admin:
         sessions: Callable[[], list[Session]],
         copy: dict[str, Any],
     ) -> None:
-        self._server, self._registry, self._index = server, registry, index
+        self._replier, self._registry, self._index = replier, registry, index
         self._arena, self._tier = arena, tier
         self._balance, self._engine, self._transfers = balance, engine, transfers
         self._grants, self._counters, self._boot = grants, counters, boot
@@ -149,10 +149,10 @@ class Admin:
 
     def _answer_proof(self, session: Session, number: int, outcomes: U8, sums: U64) -> None:
         if outcomes[0] == native.COPIED:
-            self._server.reply(session, number, Code.OK, int(sums[0]))
+            self._replier.reply(session, number, Code.OK, int(sums[0]))
         else:
             sentence = f"the block could not be copied (outcome {outcomes[0]})"
-            self._server.reply(session, number, Code.BAD_ARGUMENT, ["pool", sentence])
+            self._replier.reply(session, number, Code.BAD_ARGUMENT, ["pool", sentence])
 
     # ------------------------------------------------------------------ status
     def status(self, session: Session, number: int, args: wire.Empty) -> Any:

@@ -18,22 +18,13 @@ import zmq
 from evoke.client.wire import Code
 from evoke.config import Config
 from evoke.core import native
-from evoke.policy import make
-from evoked.admin import Admin, memory_besides_bytes
+from evoked.admin import memory_besides_bytes
 from evoked.counters import Counters
-from evoked.grants import Grants
-from evoked.histograms import Histograms
 from evoked.liveness import Liveness
 from evoked.notify import Notifier
-from evoked.parts import Parts
-from evoked.reads import Reads
-from evoked.registry import Registry
 from evoked.server import Refusal, Server, SocketAccess, lock_directory
 from evoked.sessions import Session
-from evoked.tiers import Balance, HostTier
-from evoked.timers import Timers
-from evoked.transfers import Transfers
-from evoked.writes import Writes
+from evoked.works import Works
 
 __all__ = ["Daemon", "StartError"]
 
@@ -53,13 +44,12 @@ class Daemon:
         self.config, self.directory = config, directory
         self.boot = secrets.token_bytes(16)
         self.counters = Counters()
-        self.histograms = Histograms()
-        self.timers = Timers()
         self._log = structlog.get_logger()
         self._parent_fd = parent_fd
         self.notifier = Notifier()
         self._gid = _group(config.access.group)
         self._stop_reason = ""
+        self.liveness: Liveness
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
 
     # ------------------------------------------------------------------ start
@@ -72,12 +62,7 @@ class Daemon:
         speeds = native.self_test()
         kernel = native.kernel_name()
         self.engine = native.CopyEngine(config.daemon.workers or default_workers())
-        memory = self.engine.add_memory(self.arena.address, self.arena.capacity_bytes)
-        self.index = native.Index()
-        self.tier = HostTier(self.arena, memory)
-        policy = make("lru", self.index)
-        self.balance = Balance(self.tier, self.index, policy, self.counters)
-        self._build_verbs({"kernel": kernel, "gbps": round(speeds[kernel] / 1e9, 2)})
+        self._build_sockets({"kernel": kernel, "gbps": round(speeds[kernel] / 1e9, 2)})
         for fd in (self.engine.eventfd, self._signal_fd(), self._parent_fd):
             if fd is not None:
                 self._epoll.register(fd, select.EPOLLIN)
@@ -118,29 +103,28 @@ class Daemon:
             raise StartError(sentence) from None
         return arena
 
-    def _build_verbs(self, copy: dict[str, Any]) -> None:
-        config, limits = self.config, self.config.limits
+    def _build_sockets(self, copy: dict[str, Any]) -> None:
+        config = self.config
         access = SocketAccess(mode=config.access.socket_mode, gid=self._gid)
-        self.transfers = Transfers(
-            self.engine,
-            self.histograms,
-            limits.session_inflight_bytes,
-            config.daemon.verify_fetch,
-        )
-        self.grants = Grants(
-            self.timers, time.monotonic, self.counters, self.histograms, limits.session_grants
-        )
-        self.registry = Registry(
-            self.index, namespaces_max=limits.namespaces, pools_max=limits.session_pools
-        )
         self.server = Server(
             os.path.join(self.directory, "control.sock"),
             self.counters,
             boot=self.boot,
             access=access,
-            requests_per_s=limits.session_requests_per_s,
+            requests_per_s=config.limits.session_requests_per_s,
             clock=time.monotonic,
             on_broken=self.end_session,
+        )
+        self.works = Works(
+            config,
+            self.server,
+            self.engine,
+            self.arena,
+            self.counters,
+            clock=time.monotonic,
+            boot=self.boot,
+            sessions=lambda: list(self.liveness.sessions.values()),
+            copy=copy,
         )
         self.liveness = Liveness(
             os.path.join(self.directory, "session.sock"),
@@ -149,55 +133,14 @@ class Daemon:
             boot=self.boot,
             access=access,
             uids=frozenset(config.access.uids),
-            sessions_max=limits.sessions,
-            table_fd=self.index.table_fd,
+            sessions_max=config.limits.sessions,
+            table_fd=self.works.index.table_fd,
             on_open=self._open_session,
             on_end=self.end_session,
         )
-        self._table_epoch = self.index.table_epoch
-        self._set_handlers(copy)
-
-    def _set_handlers(self, copy: dict[str, Any]) -> None:
-        config, registry, index = self.config, self.registry, self.index
-        self.parts = Parts(
-            index,
-            self.tier,
-            self.balance,
-            self.counters,
-            self.timers,
-            time.monotonic,
-            config.limits.incomplete_ms,
-        )
-        shared = (self.server, registry, index)
-        moves = (self.balance, self.transfers, self.grants)
-        writes = Writes(*shared, self.tier, *moves, self.parts, self.counters)
-        reads = Reads(*shared, *moves, self.counters)
-        self.admin = Admin(
-            self.server,
-            registry,
-            index,
-            self.arena,
-            self.tier,
-            self.balance,
-            self.engine,
-            self.transfers,
-            self.grants,
-            self.counters,
-            self.histograms,
-            boot=self.boot,
-            inject=config.debug.inject,
-            sessions=lambda: list(self.liveness.sessions.values()),
-            copy=copy,
-        )
-        for owner, verbs in (
-            (registry, "hello register_namespace register_pool unregister_pool"),
-            (writes, "store reserve commit abort"),
-            (reads, "fetch pin unpin touch lookup asked"),
-            (self.admin, "ping status metrics flush inject prove_pool"),
-        ):
-            for verb in verbs.split():
-                self.server.handlers[verb] = getattr(owner, verb)
+        self.server.handlers.update(self.works.handlers)
         self.server.handlers["register_pool"] = self._register_pool
+        self._table_epoch = self.works.index.table_epoch
 
     def _signal_fd(self) -> int:
         """A signal wakes the loop through a socket pair."""
@@ -229,12 +172,12 @@ class Daemon:
                     self.server.receive()
                 else:
                     self._events()
-            self.timers.run_due(time.monotonic())
+            self.works.timers.run_due(time.monotonic())
             self._publish()
         return self._stop_reason
 
     def _wait_ms(self) -> int:
-        due_s = self.timers.next_due_s()
+        due_s = self.works.timers.next_due_s()
         if due_s is None:
             return POLL_MS_MAX
         return max(0, min(POLL_MS_MAX, int((due_s - time.monotonic()) * 1000) + 1))
@@ -242,7 +185,7 @@ class Daemon:
     def _events(self) -> None:
         for fd, _ in self._epoll.poll(0):
             if fd == self.engine.eventfd:
-                self.transfers.complete()
+                self.works.transfers.complete()
             elif fd == self._parent_fd:
                 self.stop("parent ended")
             elif fd == self._wake_read.fileno():
@@ -251,8 +194,8 @@ class Daemon:
                 self.liveness.handle(fd)
 
     def _publish(self) -> None:
-        if self.index.table_epoch != self._table_epoch:
-            self._table_epoch = self.index.table_epoch
+        if self.works.index.table_epoch != self._table_epoch:
+            self._table_epoch = self.works.index.table_epoch
             self.liveness.publish_table(self._table_epoch)
 
     def _check_memory(self) -> None:
@@ -264,15 +207,15 @@ class Daemon:
                 "control socket re-bound", memory_bytes=besides_bytes, limit_bytes=limit_bytes
             )
             self.server.rebind()
-        self.timers.at(time.monotonic() + MEMORY_CHECK_S, self._check_memory)
+        self.works.timers.at(time.monotonic() + MEMORY_CHECK_S, self._check_memory)
 
     def _watchdog(self) -> None:
         """A sign of life from the loop, and only while every thread is well."""
         if not self.notifier.watchdog_s:
             return
-        if self.admin.health()["state"] == "green":
+        if self.works.admin.health()["state"] == "green":
             self.notifier.alive()
-        self.timers.at(time.monotonic() + self.notifier.watchdog_s, self._watchdog)
+        self.works.timers.at(time.monotonic() + self.notifier.watchdog_s, self._watchdog)
 
     # ------------------------------------------------------------------ sessions
     def _open_session(self, session: Session) -> None:
@@ -283,7 +226,7 @@ class Daemon:
         self.liveness.read(session)
         if session.ended:
             raise Refusal(Code.BAD_TOKEN, "token", "this session has just ended")
-        return self.registry.register_pool(session, number, args)
+        return self.works.registry.register_pool(session, number, args)
 
     def end_session(self, session: Session, reason: str) -> None:
         """Everything that a session owned is given back before this returns, or, where a copy is
@@ -294,14 +237,7 @@ class Daemon:
         self._log.info("session ended", session=session.number, pid=session.peer.pid, why=reason)
         del self.server.sessions[session.route]
         self.liveness.forget(session)
-        instance = session.instance
-        self.grants.session_ended(session)
-        if instance is not None:
-            self.parts.session_ended(session, instance)
-        session.close()
-        ended = self.registry.forget(session)
-        if ended is not None:
-            self.grants.instance_ended(ended)
+        self.works.session_ended(session)
 
     # ------------------------------------------------------------------ stop
     def close(self) -> None:
@@ -310,16 +246,16 @@ class Daemon:
         self.notifier.stopping(self._stop_reason)
         self.server.stopping = True
         end_s = time.monotonic() + STOP_COPIES_S
-        while len(self.transfers) and time.monotonic() < end_s:
+        while len(self.works.transfers) and time.monotonic() < end_s:
             select.select([self.engine.eventfd], [], [], 0.1)
-            self.transfers.complete()
+            self.works.transfers.complete()
         for session in list(self.liveness.sessions.values()):
             self.end_session(session, "daemon stops")
         self.liveness.close()
         self.server.close()
         self.engine.close()
-        self.transfers.complete()
-        self.index.close()
+        self.works.transfers.complete()
+        self.works.index.close()
         self.arena.close()
         self._epoll.close()
         signal.set_wakeup_fd(-1)

@@ -12,7 +12,7 @@ from evoke.core import native
 from evoked.counters import Counters
 from evoked.grants import Grants
 from evoked.registry import Registry, Request
-from evoked.server import DEFERRED, Refusal, Server
+from evoked.server import DEFERRED, Refusal, Replier
 from evoked.sessions import NamespaceEntry, Session
 from evoked.tiers import HOST, U32, U64, Balance
 from evoked.transfers import U8, Transfers
@@ -41,7 +41,7 @@ class Pinned:
 class Reads:
     def __init__(
         self,
-        server: Server,
+        replier: Replier,
         registry: Registry,
         index: native.Index,
         balance: Balance,
@@ -49,7 +49,7 @@ class Reads:
         grants: Grants,
         counters: Counters,
     ) -> None:
-        self._server, self._registry, self._index = server, registry, index
+        self._replier, self._registry, self._index = replier, registry, index
         self._balance, self._transfers = balance, transfers
         self._grants, self._counters = grants, counters
 
@@ -73,7 +73,7 @@ class Reads:
 
         def done(outcomes: U8, _sums: U64) -> None:
             self._finish(rows, positions, outcomes, results, entry.part_bytes(pool.part))
-            self._server.reply(session, number, Code.OK, results.tobytes())
+            self._replier.reply(session, number, Code.OK, results.tobytes())
 
         slots = request.slots[positions]
         self._transfers.fetch(session, pool, slots, refs, sums, args.deadline_ms, args.fence, done)

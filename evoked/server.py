@@ -15,7 +15,7 @@ from evoke.client.wire import Args, Code, WireError, decode_request, encode_repl
 from evoked.counters import Counters
 from evoked.sessions import Session
 
-__all__ = ["DEFERRED", "Refusal", "Server", "SocketAccess", "lock_directory"]
+__all__ = ["DEFERRED", "Handler", "Refusal", "Replier", "Server", "SocketAccess", "lock_directory"]
 
 FRAMES_PER_TURN: Final = 128
 HIGH_WATER_FRAMES: Final = 1000
@@ -48,6 +48,12 @@ class SocketAccess:
         if self.gid is not None:
             os.chown(path, -1, self.gid)
         os.chmod(path, self.mode if self.gid is not None else self.mode & 0o700)
+
+
+class Replier(Protocol):
+    """Answers a request; ended sessions and request id 0 are ignored."""
+
+    def reply(self, session: Session, number: int, code: Code, result: Any) -> None: ...
 
 
 class Handler(Protocol):

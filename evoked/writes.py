@@ -13,7 +13,7 @@ from evoked.counters import Counters
 from evoked.grants import Grants
 from evoked.parts import OUTCOMES, Parts, PartState, PendingBlock
 from evoked.registry import Registry, Request
-from evoked.server import DEFERRED, Refusal, Server
+from evoked.server import DEFERRED, Refusal, Replier
 from evoked.sessions import Grant, NamespaceEntry, PoolEntry, Session
 from evoked.tiers import U32, U64, Balance, Tier
 from evoked.transfers import U8, Transfers
@@ -34,7 +34,7 @@ class Writes:
 
     def __init__(
         self,
-        server: Server,
+        replier: Replier,
         registry: Registry,
         index: native.Index,
         tier: Tier,
@@ -44,7 +44,7 @@ class Writes:
         parts: Parts,
         counters: Counters,
     ) -> None:
-        self._server, self._registry, self._index, self._tier = server, registry, index, tier
+        self._replier, self._registry, self._index, self._tier = replier, registry, index, tier
         self._balance, self._transfers, self._grants = balance, transfers, grants
         self._parts, self._counters = parts, counters
 
@@ -75,7 +75,7 @@ class Writes:
                 results[missing] = Stored.LATE
             else:
                 self._insert_runs(request, missing, refs, outcomes, sums, results)
-            self._server.reply(session, number, Code.OK, self._close(results, held))
+            self._replier.reply(session, number, Code.OK, self._close(results, held))
 
         slots = request.slots[missing]
         self._transfers.store(session, pool, slots, refs, args.deadline_ms, args.fence, done)
@@ -195,7 +195,7 @@ class Writes:
                     self._parts.settle(session, block)
             if grant is not None:
                 self._end_complete(grant)
-            self._server.reply(session, number, Code.OK, self._close(results, held))
+            self._replier.reply(session, number, Code.OK, self._close(results, held))
 
         refs = np.array([block.refs[pool.part] for _, block in blocks], np.uint64)
         self._transfers.store(session, pool, slots, refs, args.deadline_ms, args.fence, done)

@@ -1,0 +1,111 @@
+"""What works behind the sockets: index, tier, policy, grants and the verbs, built in order.
+
+Everything here runs on the loop and takes its clock and copy engine from outside, so that a
+simulation can drive the very same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from evoke.config import Config
+from evoke.core import native
+from evoke.policy import make
+from evoked.admin import Admin
+from evoked.counters import Counters
+from evoked.grants import Grants
+from evoked.histograms import Histograms
+from evoked.parts import Parts
+from evoked.reads import Reads
+from evoked.registry import Registry
+from evoked.server import Handler, Replier
+from evoked.sessions import Session
+from evoked.tiers import Balance, HostTier
+from evoked.timers import Timers
+from evoked.transfers import Transfers
+from evoked.writes import Writes
+
+__all__ = ["Works"]
+
+_POLICY: Final = "lru"
+
+
+class Works:
+    """`handlers` are the verbs by name; session_ended gives back what a session owned."""
+
+    def __init__(
+        self,
+        config: Config,
+        replier: Replier,
+        engine: native.CopyEngine,
+        arena: native.Arena,
+        counters: Counters,
+        *,
+        clock: Callable[[], float],
+        boot: bytes,
+        sessions: Callable[[], list[Session]],
+        copy: dict[str, Any],
+    ) -> None:
+        limits = config.limits
+        self.counters = counters
+        self.histograms = Histograms()
+        self.timers = Timers()
+        self.index = native.Index()
+        self.tier = HostTier(arena, engine.add_memory(arena.address, arena.capacity_bytes))
+        self.balance = Balance(self.tier, self.index, make(_POLICY, self.index), counters)
+        self.transfers = Transfers(
+            engine, self.histograms, limits.session_inflight_bytes, config.daemon.verify_fetch
+        )
+        self.grants = Grants(self.timers, clock, counters, self.histograms, limits.session_grants)
+        self.registry = Registry(
+            self.index, namespaces_max=limits.namespaces, pools_max=limits.session_pools
+        )
+        self.parts = Parts(
+            self.index,
+            self.tier,
+            self.balance,
+            counters,
+            self.timers,
+            clock,
+            limits.incomplete_ms,
+        )
+        shared = (replier, self.registry, self.index)
+        moves = (self.balance, self.transfers, self.grants)
+        self.admin = Admin(
+            *shared,
+            arena,
+            self.tier,
+            self.balance,
+            engine,
+            self.transfers,
+            self.grants,
+            counters,
+            self.histograms,
+            boot=boot,
+            inject=config.debug.inject,
+            sessions=sessions,
+            copy=copy,
+        )
+        writes = Writes(*shared, self.tier, *moves, self.parts, counters)
+        reads = Reads(*shared, *moves, counters)
+        self.handlers: dict[str, Handler] = {}
+        for owner, verbs in (
+            (self.registry, "hello register_namespace register_pool unregister_pool"),
+            (writes, "store reserve commit abort"),
+            (reads, "fetch pin unpin touch lookup asked"),
+            (self.admin, "ping status metrics flush inject prove_pool"),
+        ):
+            for verb in verbs.split():
+                self.handlers[verb] = getattr(owner, verb)
+
+    def session_ended(self, session: Session) -> None:
+        """Everything that it owned is given back, or, where a copy is using it, when that ends."""
+        instance = session.instance
+        self.grants.session_ended(session)
+        if instance is not None:
+            self.parts.session_ended(session, instance)
+        session.close()
+        ended = self.registry.forget(session)
+        if ended is not None:
+            self.grants.instance_ended(ended)
