@@ -77,8 +77,9 @@ class Link:
     def connection(self, deadline: float) -> Connection | None:
         """A session; a new one if need be, and if it is time to try again. One thread tries, the
         others have none meanwhile."""
-        connection = self.current()
-        if connection is not None and not connection.ended:
+        self.check_usable()
+        connection = self._living()
+        if connection is not None:
             return connection
         if not self._setup.acquire(blocking=False):
             return None
@@ -156,7 +157,7 @@ class Link:
 
     def _living(self) -> Connection | None:
         connection = self._connection
-        return connection if connection is not None and not connection.ended else None
+        return connection if connection is not None and connection.table() is not None else None
 
     def _try(self, action: Callable[[], object]) -> None:
         """The next session makes up for a lost one."""

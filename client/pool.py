@@ -64,9 +64,11 @@ class Pool:
     def pack_slots(self, slots: Any, *, distinct: bool) -> bytes:
         """Slots as the wire has them. BadArgument names the position and the number."""
         self.check_usable()
-        array = slots if isinstance(slots, np.ndarray) else np.array(slots, dtype=np.int64)
+        array = np.asarray(slots)
+        if not array.size:
+            return b""
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise BadArgument(f"slots: {array.ndim} dimensions of {array.dtype}, not a list of int")
+            raise BadArgument(f"slots: {array.ndim} dimensions of {array.dtype}, not integers")
         bad = np.flatnonzero((array < 0) | (array >= self.slots))
         if len(bad):
             at = int(bad[0])
