@@ -201,6 +201,10 @@ class Flush(Args):
     weights_epoch: Text  # empty: all epochs
 
 
+class Events(Args):
+    namespace: Id  # 0xFFFFFFFF: everything, for admins
+
+
 class Inject(Args):
     """Test aid, denied unless debug.inject is set: flips one bit of a stored block."""
 
@@ -229,6 +233,7 @@ VERBS: Final[dict[str, type[Args]]] = {
     "flush": Flush,
     "status": Empty,
     "metrics": Empty,
+    "events": Events,
     "inject": Inject,
 }
 
@@ -236,7 +241,7 @@ VERBS: Final[dict[str, type[Args]]] = {
 LATER_VERBS: Final = frozenset(
     "prefetch observe acquire release commit_managed begin_turn end_turn policy_show policy_check "
     "policy_reload policy_history policy_shadow tiers drain block trace_start trace_stop sessions "
-    "events audit quota".split()
+    "audit quota".split()
 )
 
 

@@ -16,6 +16,7 @@ from evoke.client.wire import Code
 from evoke.core import native
 from evoked import __version__
 from evoked.counters import Counters
+from evoked.events import EVERYTHING, EventSink
 from evoked.grants import Grants
 from evoked.histograms import Histograms
 from evoked.registry import Registry
@@ -70,6 +71,7 @@ class Admin:
         self._balance, self._engine, self._transfers = balance, engine, transfers
         self._grants, self._counters, self._boot = grants, counters, boot
         self._histograms = histograms
+        self.sink: EventSink | None = None
         self._inject, self._sessions, self._copy = inject, sessions, copy
         self._started_s = time.monotonic()
 
@@ -86,7 +88,7 @@ class Admin:
             rows = self._index.rows_of(entry.number)
             flushed_bytes += sum(self._row_bytes(row) for row in rows)
             blocks += len(rows)
-            self._balance.remove(rows)
+            self._balance.remove(rows, "flushed")
         self._counters.add("blocks_flushed", blocks)
         return [blocks, flushed_bytes]
 
@@ -153,6 +155,16 @@ class Admin:
         else:
             sentence = f"the block could not be copied (outcome {outcomes[0]})"
             self._replier.reply(session, number, Code.BAD_ARGUMENT, ["pool", sentence])
+
+    def events(self, session: Session, number: int, args: wire.Events) -> Any:
+        """The topic of a namespace of the session, or, for admins, of everything."""
+        if self.sink is None:
+            raise Refusal(Code.UNSUPPORTED, "verb", "this daemon publishes no events")
+        if args.namespace == EVERYTHING:
+            if not is_admin(session):
+                raise Refusal(Code.DENIED, "namespace", "all events are for admins")
+            return self.sink.topic(None)
+        return self.sink.topic(self._registry.namespace(session, args.namespace))
 
     # ------------------------------------------------------------------ status
     def status(self, session: Session, number: int, args: wire.Empty) -> Any:

@@ -20,6 +20,7 @@ from evoke.config import Config
 from evoke.core import native
 from evoked.admin import memory_besides_bytes
 from evoked.counters import Counters
+from evoked.events import Events
 from evoked.liveness import Liveness
 from evoked.notify import Notifier
 from evoked.server import Refusal, Server, SocketAccess, lock_directory
@@ -138,6 +139,9 @@ class Daemon:
             on_open=self._open_session,
             on_end=self.end_session,
         )
+        events_path = os.path.join(self.directory, "events.sock")
+        self.events = Events(events_path, self.server.context, access)
+        self.works.publish_to(self.events)
         self.server.handlers.update(self.works.handlers)
         self.server.handlers["register_pool"] = self._register_pool
         self._table_epoch = self.works.index.table_epoch
@@ -162,6 +166,7 @@ class Daemon:
         poller.register(self._epoll.fileno(), zmq.POLLIN)
         control = self.server.socket
         poller.register(control, zmq.POLLIN)
+        poller.register(self.events.socket, zmq.POLLIN)
         while not self._stop_reason:
             if control is not self.server.socket:
                 poller.unregister(control)
@@ -170,6 +175,8 @@ class Daemon:
             for source, _ in poller.poll(self._wait_ms()):
                 if source is control:
                     self.server.receive()
+                elif source is self.events.socket:
+                    self.events.handle()
                 else:
                     self._events()
             self.works.timers.run_due(time.monotonic())
@@ -252,6 +259,7 @@ class Daemon:
         for session in list(self.liveness.sessions.values()):
             self.end_session(session, "daemon stops")
         self.liveness.close()
+        self.events.close()
         self.server.close()
         self.engine.close()
         self.works.transfers.complete()

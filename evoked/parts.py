@@ -15,6 +15,7 @@ import numpy as np
 from evoke.client.wire import Stored
 from evoke.core import native
 from evoked.counters import Counters
+from evoked.events import Announcer
 from evoked.sessions import Instance, NamespaceEntry, Session
 from evoked.tiers import Balance, Tier
 from evoked.timers import Timer, Timers
@@ -85,7 +86,9 @@ class Parts:
         timers: Timers,
         clock: Callable[[], float],
         incomplete_ms: int,
+        announcer: Announcer,
     ) -> None:
+        self._announcer = announcer
         self._index, self._tier, self._balance, self._counters = index, tier, balance, counters
         self._timers, self._clock, self._incomplete_ms = timers, clock, incomplete_ms
         self._book: dict[tuple[bytes, int, bytes], PendingBlock] = {}
@@ -148,6 +151,7 @@ class Parts:
         block.refs = [native.NO_REF] * len(block.refs)
         self.drop(block)
         self._counters.add("bytes_stored", sum(lengths))
+        self._announcer.keys("stored", block.entry, (block.key,), self._tier.name)
         return Stored.STORED
 
     def drop(self, block: PendingBlock) -> None:

@@ -10,6 +10,7 @@ from evoke.client import wire
 from evoke.client.wire import Code, Fetched
 from evoke.core import native
 from evoked.counters import Counters
+from evoked.events import Announcer
 from evoked.grants import Grants
 from evoked.registry import Registry, Request
 from evoked.server import DEFERRED, Refusal, Replier
@@ -48,10 +49,12 @@ class Reads:
         transfers: Transfers,
         grants: Grants,
         counters: Counters,
+        announcer: Announcer,
     ) -> None:
         self._replier, self._registry, self._index = replier, registry, index
         self._balance, self._transfers = balance, transfers
         self._grants, self._counters = grants, counters
+        self._announcer = announcer
 
     # ------------------------------------------------------------------ fetch
     def fetch(self, session: Session, number: int, args: wire.Fetch) -> Any:
@@ -73,6 +76,8 @@ class Reads:
 
         def done(outcomes: U8, _sums: U64) -> None:
             self._finish(rows, positions, outcomes, results, entry.part_bytes(pool.part))
+            back = positions[outcomes == native.COPIED].tolist()
+            self._announcer.keys("restored", entry, map(request.key, back), "host")
             self._replier.reply(session, number, Code.OK, results.tobytes())
 
         slots = request.slots[positions]
@@ -104,7 +109,7 @@ class Reads:
         damaged = rows[outcomes == native.CORRUPT]
         if len(damaged):
             self._counters.add("integrity_failures", len(damaged))
-            self._balance.remove(damaged[self._index.is_visible(damaged) != 0])
+            self._balance.remove(damaged[self._index.is_visible(damaged) != 0], "damaged")
         self._balance.free(self._index.unhold(rows))
 
     # ------------------------------------------------------------------ pins

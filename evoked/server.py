@@ -91,7 +91,7 @@ class Server:
     ) -> None:
         self._path, self._counters, self._boot, self._access = path, counters, boot, access
         self._requests_per_s, self._clock, self._on_broken = requests_per_s, clock, on_broken
-        self._context = zmq.Context()
+        self.context = zmq.Context()
         self._log = structlog.get_logger()
         self.handlers: dict[str, Handler] = {}
         self.sessions: dict[bytes, Session] = {}
@@ -99,7 +99,7 @@ class Server:
         self.socket = self._bind()
 
     def _bind(self) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
+        router = self.context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         router.setsockopt(zmq.RCVHWM, HIGH_WATER_FRAMES)
@@ -199,7 +199,7 @@ class Server:
 
     def close(self) -> None:
         self.socket.close(0)
-        self._context.term()
+        self.context.term()
         if os.path.exists(self._path):
             os.unlink(self._path)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from evoke.core import native
 from evoke.policy import Policy
 from evoked.counters import Counters
+from evoked.events import Announcer
 
 __all__ = ["HOST", "Balance", "HostTier", "Tier"]
 
@@ -94,8 +95,10 @@ class Balance:
         index: native.Index,
         policy: Policy,
         counters: Counters,
+        announcer: Announcer,
     ) -> None:
         self._tier, self._index, self._counters = tier, index, counters
+        self._announcer = announcer
         self.policy = policy
 
     def place(self, block_bytes: int, count: int) -> U64:
@@ -131,10 +134,11 @@ class Balance:
     def evict(self, rows: U32) -> None:
         if len(rows):
             self._counters.add("blocks_evicted", len(rows))
-            self.remove(rows)
+            self.remove(rows, "evicted")
 
-    def remove(self, rows: U32) -> None:
-        """Unpublish, and give back the memory that nobody holds."""
+    def remove(self, rows: U32, kind: str) -> None:
+        """Unpublish, and give back the memory that nobody holds. kind: see events.EventSink."""
+        self._announcer.rows(kind, rows, self._tier.name)
         self.free(self._index.erase(rows))
 
     def free(self, refs: U64) -> None:

@@ -14,6 +14,7 @@ from evoke.core import native
 from evoke.policy import make
 from evoked.admin import Admin
 from evoked.counters import Counters
+from evoked.events import Announcer, EventSink
 from evoked.grants import Grants
 from evoked.histograms import Histograms
 from evoked.parts import Parts
@@ -53,14 +54,16 @@ class Works:
         self.timers = Timers()
         self.index = native.Index()
         self.tier = HostTier(arena, engine.add_memory(arena.address, arena.capacity_bytes))
-        self.balance = Balance(self.tier, self.index, make(_POLICY, self.index), counters)
+        self.registry = Registry(
+            self.index, namespaces_max=limits.namespaces, pools_max=limits.session_pools
+        )
+        self.announcer = Announcer(self.index, self.registry.namespaces)
+        policy = make(_POLICY, self.index)
+        self.balance = Balance(self.tier, self.index, policy, counters, self.announcer)
         self.transfers = Transfers(
             engine, self.histograms, limits.session_inflight_bytes, config.daemon.verify_fetch
         )
         self.grants = Grants(self.timers, clock, counters, self.histograms, limits.session_grants)
-        self.registry = Registry(
-            self.index, namespaces_max=limits.namespaces, pools_max=limits.session_pools
-        )
         self.parts = Parts(
             self.index,
             self.tier,
@@ -69,6 +72,7 @@ class Works:
             self.timers,
             clock,
             limits.incomplete_ms,
+            self.announcer,
         )
         shared = (replier, self.registry, self.index)
         moves = (self.balance, self.transfers, self.grants)
@@ -87,17 +91,21 @@ class Works:
             sessions=sessions,
             copy=copy,
         )
-        writes = Writes(*shared, self.tier, *moves, self.parts, counters)
-        reads = Reads(*shared, *moves, counters)
+        writes = Writes(*shared, self.tier, *moves, self.parts, counters, self.announcer)
+        reads = Reads(*shared, *moves, counters, self.announcer)
         self.handlers: dict[str, Handler] = {}
         for owner, verbs in (
             (self.registry, "hello register_namespace register_pool unregister_pool"),
             (writes, "store reserve commit abort"),
             (reads, "fetch pin unpin touch lookup asked"),
-            (self.admin, "ping status metrics flush inject prove_pool"),
+            (self.admin, "ping status metrics events flush inject prove_pool"),
         ):
             for verb in verbs.split():
                 self.handlers[verb] = getattr(owner, verb)
+
+    def publish_to(self, sink: EventSink) -> None:
+        """From now on events go there."""
+        self.announcer.sink = self.admin.sink = sink
 
     def session_ended(self, session: Session) -> None:
         """Everything that it owned is given back, or, where a copy is using it, when that ends."""

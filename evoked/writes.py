@@ -10,6 +10,7 @@ from evoke.client import wire
 from evoke.client.wire import Code, Stored
 from evoke.core import native
 from evoked.counters import Counters
+from evoked.events import Announcer
 from evoked.grants import Grants
 from evoked.parts import OUTCOMES, Parts, PartState, PendingBlock
 from evoked.registry import Registry, Request
@@ -43,10 +44,12 @@ class Writes:
         grants: Grants,
         parts: Parts,
         counters: Counters,
+        announcer: Announcer,
     ) -> None:
         self._replier, self._registry, self._index, self._tier = replier, registry, index, tier
         self._balance, self._transfers, self._grants = balance, transfers, grants
         self._parts, self._counters = parts, counters
+        self._announcer = announcer
 
     # ------------------------------------------------------------------ store
     def store(self, session: Session, number: int, args: wire.Store) -> Any:
@@ -133,6 +136,8 @@ class Writes:
             lost = rows == native.NO_ROW  # another writer was first
             self._balance.free(refs[run][lost])
             results[good[run]] = np.where(lost, Stored.PRESENT, Stored.STORED)
+            kept = map(request.key, good[run][~lost].tolist())
+            self._announcer.keys("stored", request.entry, kept, self._tier.name)
             self._counters.add("bytes_stored", int((~lost).sum()) * part_bytes)
 
     # ------------------------------------------------------------------ several ranks
