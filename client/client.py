@@ -63,13 +63,16 @@ def connect(
             raise_errors=raise_errors,
             embedded=embedded,
         )
-        connection = client.link.connection(time.monotonic() + timeout_s)
-        if connection is None and raise_errors:
-            client.close()
-            raise Unavailable(client.link.absence)
     except BaseException:
         if embedded is not None:
             embedded.close()
+        raise
+    try:
+        connection = client.link.connection(time.monotonic() + timeout_s)
+        if connection is None and raise_errors:
+            raise Unavailable(client.link.absence)
+    except BaseException:
+        client.close()
         raise
     return client
 

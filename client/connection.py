@@ -52,7 +52,7 @@ class Connection:
         self._outstanding: dict[int, Pending] = {}
         self._last_request = 0
         self._memories = 0
-        self._words = FenceWords(self._welcome, self._complete)
+        self._words = FenceWords(self._welcome)
         self._closed = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._liveness_fd = self._liveness.fileno()
@@ -98,7 +98,7 @@ class Connection:
                 pending.word, pending.lost = -1, True
                 self._complete(pending)
                 if word >= 0:
-                    self._words.release(word)
+                    self._release(word)
         return pending
 
     def send_unanswered(self, verb: str, args: wire.Args) -> bool:
@@ -110,10 +110,7 @@ class Connection:
         """Pass a pool's memfd; the number that names it in register_pool. Unavailable."""
         with self._lock:
             self._memories += 1
-            try:
-                send_memory(self._liveness, self._memories, fd)
-            except OSError as error:
-                raise Unavailable(f"liveness socket: {error.strerror or error}") from None
+            send_memory(self._liveness, self._memories, fd)
             return self._memories
 
     def wait(self, pending: Pending, deadline: float) -> bool:
@@ -176,17 +173,15 @@ class Connection:
             word, pending.word = pending.word, -1  # an answer in between does not free it
         if word < 0 or (pending.done and not pending.lost):
             return True
-        stopped = False
-        if not self.ended:
-            stopped = self._words.stop(word)
+        stopped = not self.ended and self._words.stop(word)
         with self._lock:
             if pending.done:
-                self._words.release(word)
+                self._release(word)
             else:
                 pending.word = word
                 if self._words.give_up(word) >= _UNANSWERED_MAX:
                     self._end(f"{_UNANSWERED_MAX} requests without an answer")
-        return stopped or (self.ended and self._words.stop_after_end(word))
+        return stopped or (self.table() is None and self._words.stop_after_end(word))
 
     def stop_all(self) -> bool:
         """give_up() for every request that is not answered."""
@@ -205,9 +200,7 @@ class Connection:
         if poll.poll(0):
             with self._lock:
                 self._read_liveness()
-            if self.ended:
-                return None
-        return self._table
+        return None if self.ended else self._table
 
     def end(self, reason: str) -> None:
         """End the session: the daemon sees the socket close, waiting threads lose their answers."""
@@ -262,12 +255,16 @@ class Connection:
             self._end("the daemon no longer knows the session")
             return
         pending = self._outstanding.pop(reply.request, None)
-        if pending is None:
-            return
-        pending.code, pending.result = reply.code, reply.result
-        self._complete(pending)
-        if pending.word >= 0:
-            self._words.release(pending.word)
+        if pending is not None:
+            pending.code, pending.result = reply.code, reply.result
+            self._complete(pending)
+            if pending.word >= 0:
+                self._release(pending.word)
+
+    def _release(self, word: int) -> None:
+        waiter = self._words.release(word)
+        if waiter is not None:
+            self._complete(waiter)
 
     def _complete(self, pending: Pending) -> None:
         pending.done = True

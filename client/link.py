@@ -51,6 +51,7 @@ class Link:
         self._next_try_s = 0.0
         self._pause_s = PAUSE_S
         self._said_absent = False
+        self._had_session = False
         self._closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._spaces: dict[bytes, Space] = {}
@@ -103,6 +104,10 @@ class Link:
                 connection.end("closed")
             if self._context is not None:
                 self._context.term()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
 
     def drop_in_child(self) -> None:
         """Right after a fork, in the child: let go of what would keep the session open."""
@@ -210,6 +215,7 @@ class Link:
             self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
             self._say_absent(str(error))
             return None
+        self._had_session = True
         self._pause_s = PAUSE_S
         if self._said_absent:
             self._said_absent = False
@@ -219,8 +225,7 @@ class Link:
     def _open(self, deadline: float) -> Connection:
         if self._context is None:
             self._context = zmq.Context(1)
-        hello = msgspec.structs.replace(self._hello, join=self.join_token)
-        connection = Connection(self._directory, self._context, hello, deadline)
+        connection = self._say_hello(deadline)
         try:
             self.join_token = connection.join_token
             for space in self._spaces.values():
@@ -232,8 +237,22 @@ class Link:
             raise
         return connection
 
+    def _say_hello(self, deadline: float) -> Connection:
+        """A session, of the same engine as before if the daemon has or makes it."""
+        assert self._context is not None
+        hello = msgspec.structs.replace(self._hello, join=self.join_token)
+        try:
+            return Connection(self._directory, self._context, hello, deadline)
+        except DaemonError as error:
+            if error.code != wire.Code.NOT_FOUND or not self._had_session:
+                raise
+            _log.warning("evoke: %s; the engine's other processes must join anew", error)
+            hello = msgspec.structs.replace(self._hello, join=b"")
+            return Connection(self._directory, self._context, hello, deadline)
+
     def _restore_pool(self, connection: Connection, pool: Pool) -> None:
-        connection.handles[pool] = self._register_pool(connection, pool)
+        if pool.space in connection.handles:
+            connection.handles[pool] = self._register_pool(connection, pool)
 
     def _restore(self, action: Callable[[], None]) -> None:
         # What the new daemon refuses stays a miss; the rest works.

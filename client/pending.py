@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final
 
 from evoke.client import wire
@@ -50,8 +49,8 @@ class FenceWords:
     """The words of a session's fence page. A word is used again only after its request was
     answered. All but stop() are called with the connection's lock held."""
 
-    def __init__(self, welcome: Welcome, complete: Callable[[Pending], None]) -> None:
-        self._welcome, self._complete = welcome, complete
+    def __init__(self, welcome: Welcome) -> None:
+        self._welcome = welcome
         self._free = list(range(wire.FENCE_WORDS - 1, -1, -1))
         self._waiters: deque[Pending] = deque()
         self._given_up: set[int] = set()
@@ -67,15 +66,16 @@ class FenceWords:
         """The waiter has not got a word, and no longer wants one."""
         self._waiters.remove(waiter)
 
-    def release(self, word: int) -> None:
-        """The word's request was answered, or never sent."""
+    def release(self, word: int) -> Pending | None:
+        """The word's request was answered, or never sent. The waiter that has it now, if any, is
+        to be completed."""
         self._given_up.discard(word)
-        if self._waiters:
-            waiter = self._waiters.popleft()
-            waiter.result = word
-            self._complete(waiter)
-        else:
+        if not self._waiters:
             self._free.append(word)
+            return None
+        waiter = self._waiters.popleft()
+        waiter.result = word
+        return waiter
 
     def give_up(self, word: int) -> int:
         """Nobody waits for the word's request any more; how many such words there are."""

@@ -129,8 +129,11 @@ def read_packet(peer: socket.socket) -> tuple[list[Any], Sequence[int]]:
 
 
 def send_memory(peer: socket.socket, number: int, fd: int) -> None:
-    """Pass a pool's memfd under a number. OSError when the socket takes nothing."""
-    socket.send_fds(peer, [msgspec.msgpack.encode(["memory", number])], [fd])
+    """Pass a pool's memfd under a number. Unavailable when the socket takes nothing."""
+    try:
+        socket.send_fds(peer, [msgspec.msgpack.encode(["memory", number])], [fd])
+    except OSError as error:
+        raise Unavailable(f"liveness socket: {error.strerror or error}") from None
 
 
 def open_control(
