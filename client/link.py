@@ -246,7 +246,8 @@ class Link:
         except DaemonError as error:
             if error.code != wire.Code.NOT_FOUND or not self._had_session:
                 raise
-            _log.warning("evoke: %s; the engine's other processes must join anew", error)
+            level = logging.WARNING if self._hello.join else logging.INFO
+            _log.log(level, "evoke: %s; the engine's processes must join anew", error)
             hello = msgspec.structs.replace(self._hello, join=b"")
             return Connection(self._directory, self._context, hello, deadline)
 
