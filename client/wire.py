@@ -233,6 +233,7 @@ VERBS: Final[dict[str, type[Args]]] = {
     "flush": Flush,
     "status": Empty,
     "metrics": Empty,
+    "audit": Empty,
     "events": Events,
     "inject": Inject,
 }
@@ -241,7 +242,7 @@ VERBS: Final[dict[str, type[Args]]] = {
 LATER_VERBS: Final = frozenset(
     "prefetch observe acquire release commit_managed begin_turn end_turn policy_show policy_check "
     "policy_reload policy_history policy_shadow tiers drain block trace_start trace_stop sessions "
-    "audit quota".split()
+    "quota".split()
 )
 
 

@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, Final
 
 import numpy as np
@@ -60,6 +60,7 @@ class Admin:
         grants: Grants,
         counters: Counters,
         histograms: Histograms,
+        parts: Sized,
         *,
         boot: bytes,
         inject: bool,
@@ -70,7 +71,7 @@ class Admin:
         self._arena, self._tier = arena, tier
         self._balance, self._engine, self._transfers = balance, engine, transfers
         self._grants, self._counters, self._boot = grants, counters, boot
-        self._histograms = histograms
+        self._histograms, self.parts = histograms, parts
         self.sink: EventSink | None = None
         self._inject, self._sessions, self._copy = inject, sessions, copy
         self._started_s = time.monotonic()
@@ -165,6 +166,39 @@ class Admin:
                 raise Refusal(Code.DENIED, "namespace", "all events are for admins")
             return self.sink.topic(None)
         return self.sink.topic(self._registry.namespace(session, args.namespace))
+
+    def audit(self, session: Session, number: int, args: wire.Empty) -> Any:
+        """Walks index and arena and compares them: what is allocated is what rows and running
+        work account for."""
+        if not is_admin(session):
+            raise Refusal(Code.DENIED, "verb", "audit is for the daemon's user and root")
+        findings = []
+        try:
+            self._index.check()
+        except RuntimeError as error:
+            findings.append(f"index: {error}")
+        usage = self._index.usage()
+        stats = self._arena.stats()
+        blocks = sum(row["blocks"] for row in usage)
+        if blocks != len(self._index):
+            findings.append(f"usage counts {blocks} blocks, the index has {len(self._index)}")
+        indexed = sum(self._places(row["namespace"], row["blocks"]) for row in usage)
+        busy = bool(len(self._transfers) or len(self._grants))
+        if stats["blocks"] < indexed or (stats["blocks"] > indexed and not busy and not self.parts):
+            findings.append(f"the arena has {stats['blocks']} blocks, the index names {indexed}")
+        return {
+            "good": not findings,
+            "findings": findings,
+            "indexed_places": indexed,
+            "arena_blocks": stats["blocks"],
+            "used_bytes": sum(row["bytes"] for row in usage),
+            "allocated_bytes": stats["allocated_bytes"],
+            "capacity_bytes": stats["capacity_bytes"],
+            "busy": busy,
+        }
+
+    def _places(self, namespace: int, blocks: int) -> int:
+        return blocks * len(self._registry.namespaces[namespace].namespace.parts)
 
     # ------------------------------------------------------------------ status
     def status(self, session: Session, number: int, args: wire.Empty) -> Any:

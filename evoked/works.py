@@ -86,6 +86,7 @@ class Works:
             self.grants,
             counters,
             self.histograms,
+            self.parts,
             boot=boot,
             inject=config.debug.inject,
             sessions=sessions,
@@ -98,7 +99,7 @@ class Works:
             (self.registry, "hello register_namespace register_pool unregister_pool"),
             (writes, "store reserve commit abort"),
             (reads, "fetch pin unpin touch lookup asked"),
-            (self.admin, "ping status metrics events flush inject prove_pool"),
+            (self.admin, "ping status metrics audit events flush inject prove_pool"),
         ):
             for verb in verbs.split():
                 self.handlers[verb] = getattr(owner, verb)

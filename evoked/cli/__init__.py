@@ -14,6 +14,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "bench": "evoked.cli.bench",
     "demo": "evoked.cli.demo",
+    "doctor": "evoked.cli.doctor",
     "events": "evoked.cli.events",
     "flush": "evoked.cli.flush",
     "metrics": "evoked.cli.status",
