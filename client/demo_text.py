@@ -2,11 +2,9 @@
 
 from typing import Final
 
-__all__ = ["QUESTION", "TEXT"]
+__all__ = ["ENDING", "TEXT"]
 
-QUESTION: Final = (
-    "\n\nQuestion: Which repair does the report put first, and why?\nAnswer: The report puts first"
-)
+ENDING: Final = "\n\nLetter of the harbour master to the ferry company:\n\nDear Sir,"
 
 TEXT: Final = """\
 Report of the harbour office on the winter storm and on what should be repaired first

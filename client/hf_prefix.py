@@ -13,7 +13,6 @@ import transformers
 from evoke.client.errors import UnsupportedInput
 from evoke.client.hf_model import (
     check_inputs,
-    check_model,
     geometry_of,
     namespace_of,
     weights_mark,
@@ -24,6 +23,7 @@ from evoke.client.hf_tensors import (
     cache_tensors,
     cached_tokens,
     empty_tensors,
+    hand_over,
     is_static,
 )
 from evoke.client.namespace import NoSalt
@@ -102,7 +102,6 @@ class PrefixCache:
             cache = transformers.DynamicCache(config=self.model.config)
         if cached_tokens(cache, self.geometry) != 0:
             raise UnsupportedInput("cache: holds tokens already, an empty one is needed")
-        check_model(self.model)
         room = ids.numel() - 1
         if is_static(cache):
             room = min(room, cache.layers[0].max_cache_len)
@@ -137,7 +136,6 @@ class PrefixCache:
         begin = min(restored_tokens // self.block_tokens, blocks)
         if begin == blocks:
             return Saved(blocks, 0, blocks, 0)
-        check_model(self.model)
         tensors = cache_tensors(cache, self.geometry)
         stored, present = 0, begin
         with self._lock:
@@ -191,10 +189,11 @@ class PrefixCache:
             cache.early_initialization(
                 1, geometry.kv_heads, geometry.head_size, geometry.dtype, device
             )
+        if in_place:
             tensors = cache_tensors(cache, geometry)
-        if not in_place:
-            staged = empty_tensors(geometry, found * self.block_tokens)
-        target = BlockTensors(tensors if in_place else staged, found, self.block_tokens)
+        else:
+            tensors = empty_tensors(geometry, found * self.block_tokens)
+        target = BlockTensors(tensors, found, self.block_tokens)
         arrived = 0
         for first, count in staging.rounds(0, found):
             leading = staging.fetch(chain, first, count)
@@ -202,19 +201,8 @@ class PrefixCache:
             arrived += leading
             if leading < count:
                 break
-        tokens = arrived * self.block_tokens
-        for index, layer in enumerate(cache.layers if tokens else ()):
-            if not in_place:
-                keys, values = (part[:, :, :tokens].to(device) for part in staged[:2])
-                del staged[:2]  # so that no more than one layer exists twice
-            if not is_static(cache):
-                cache.update(keys, values, index)
-                continue
-            if not in_place:
-                layer.keys[:, :, :tokens].copy_(keys)
-                layer.values[:, :, :tokens].copy_(values)
-            if isinstance(getattr(layer, "cumulative_length", None), torch.Tensor):
-                layer.cumulative_length.fill_(tokens)
+        if arrived:
+            hand_over(cache, tensors, arrived * self.block_tokens, device)
         return arrived
 
 

@@ -7,8 +7,9 @@ that moving any number of blocks is one call and no torch operation per block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,7 +18,16 @@ from evoke.client.errors import UnsupportedInput
 from evoke.client.hf_model import Geometry
 from evoke.core import native
 
-__all__ = ["BlockTensors", "cache_tensors", "cached_tokens", "empty_tensors", "is_static"]
+__all__ = [
+    "BlockTensors",
+    "cache_tensors",
+    "cached_tokens",
+    "empty_tensors",
+    "hand_over",
+    "is_static",
+]
+
+ALIGN_BYTES: Final = 64
 
 
 def cached_tokens(cache: Any, geometry: Geometry) -> int:
@@ -58,9 +68,36 @@ def cache_tensors(cache: Any, geometry: Geometry) -> list[torch.Tensor]:
 
 
 def empty_tensors(geometry: Geometry, tokens: int) -> list[torch.Tensor]:
-    """[keys, values, keys, ...] in CPU memory, uninitialised."""
+    """[keys, values, keys, ...] in one piece of CPU memory, uninitialised."""
     shape = (1, geometry.kv_heads, tokens, geometry.head_size)
-    return [torch.empty(shape, dtype=geometry.dtype) for _ in range(2 * geometry.layers)]
+    size = math.prod(shape) * geometry.dtype.itemsize
+    step = -(-size // ALIGN_BYTES) * ALIGN_BYTES
+    # From numpy, which asks for huge pages: first-touch faults would take longer than the copy.
+    memory = np.empty(2 * geometry.layers * step + ALIGN_BYTES, np.uint8)
+    flat = torch.from_numpy(memory[-memory.ctypes.data % ALIGN_BYTES :])
+    starts = range(0, 2 * geometry.layers * step, step)
+    return [flat[at : at + size].view(geometry.dtype).view(shape) for at in starts]
+
+
+def hand_over(cache: Any, tensors: list[torch.Tensor], tokens: int, device: torch.device) -> None:
+    """Make the first `tokens` tokens of [keys, values, keys, ...] the content of an empty cache.
+
+    The tensors of a StaticCache itself are left as they are.
+    """
+    for index in range(len(tensors) // 2):
+        keys, values = (tensor[:, :, :tokens] for tensor in tensors[2 * index : 2 * index + 2])
+        if not is_static(cache):
+            # An update of no tokens sets the layer up; one of all would copy them once more.
+            cache.update(keys[:, :, :0].to(device), values[:, :, :0].to(device), index)
+        layer = cache.layers[index]
+        if not is_static(cache):
+            layer.keys, layer.values = keys.to(device), values.to(device)
+            continue
+        if layer.keys.data_ptr() != keys.data_ptr():
+            layer.keys[:, :, :tokens].copy_(keys)
+            layer.values[:, :, :tokens].copy_(values)
+        if isinstance(getattr(layer, "cumulative_length", None), torch.Tensor):
+            layer.cumulative_length.fill_(tokens)
 
 
 class BlockTensors:

@@ -199,8 +199,9 @@ def _taken_back(status: dict[str, Any], idle: dict[str, Any], pid: int) -> bool:
 
 def unreadable_bytes(status: dict[str, Any]) -> int:
     """Bytes that are allocated but belong to no readable block: reservations, unfinished copies."""
-    readable = sum(
+    readable: int = sum(
         int(row["blocks"]) * sum(-(-part // PAGE_BYTES) * PAGE_BYTES for part in row["part_bytes"])
         for row in status["namespaces"]
     )
-    return sum(int(tier["allocated_bytes"]) for tier in status["tiers"]) - readable
+    allocated = sum(int(tier["allocated_bytes"]) for tier in status["tiers"])
+    return allocated - readable

@@ -21,6 +21,10 @@ BLOCK = 16
 BLOCK_BYTES = 3 * 2 * 2 * 16 * BLOCK * 4  # layers, k/v, heads, elements, tokens, float32
 
 
+def evaluated(model: Model) -> Model:
+    return model.eval()
+
+
 def make_model(seed: int = 0, **changes: Any) -> Model:
     torch.manual_seed(seed)
     fields: dict[str, Any] = dict(
@@ -33,7 +37,8 @@ def make_model(seed: int = 0, **changes: Any) -> Model:
         pad_token_id=None,
         eos_token_id=None,
     )
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**fields, **changes})).eval()
+    config = transformers.LlamaConfig(**{**fields, **changes})
+    return evaluated(transformers.LlamaForCausalLM(config))
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +227,7 @@ def sliding(layers: int = 2) -> Model:
         vocab_size=199,
         sliding_window=32,
     )
-    return transformers.MistralForCausalLM(config).eval()
+    return evaluated(transformers.MistralForCausalLM(config))
 
 
 def stretching(kind: str, **more: Any) -> Model:
@@ -232,7 +237,7 @@ def stretching(kind: str, **more: Any) -> Model:
 
 def absolute() -> Model:
     config = transformers.GPT2Config(n_embd=32, n_head=2, n_layer=2, vocab_size=199)
-    return transformers.GPT2LMHeadModel(config).eval()
+    return evaluated(transformers.GPT2LMHeadModel(config))
 
 
 def adapted() -> Model:
