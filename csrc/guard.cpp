@@ -27,6 +27,16 @@ bool is_in(const PeerMemory& memory, const void* address) {
   return reinterpret_cast<uintptr_t>(address) - begin < memory.bytes;
 }
 
+// The jump left the handler without restoring the mask (saving it would cost a system call for
+// each block), and tools such as ThreadSanitizer block more than we ask for.
+void unblock_faults() {
+  sigset_t faults;
+  sigemptyset(&faults);
+  sigaddset(&faults, SIGBUS);
+  sigaddset(&faults, SIGSEGV);
+  pthread_sigmask(SIG_UNBLOCK, &faults, nullptr);
+}
+
 // The faulting instruction runs again after this and meets the default action.
 void restore_default(int number) {
   struct sigaction plain{};
@@ -65,7 +75,7 @@ void on_fault(int number, siginfo_t* info, void* context) {
 void install() {
   struct sigaction action{};
   action.sa_sigaction = on_fault;
-  // SA_NODEFER: the jump leaves the handler without restoring the signal mask.
+  // SA_NODEFER: handlers we pass a fault on to may raise it again.
   action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   if (sigaction(SIGBUS, &action, &g_previous[0]) != 0 ||
@@ -88,6 +98,7 @@ bool run_guarded(PeerMemory first, PeerMemory second, void (*work)(void*), void*
   guard.ranges[1] = second;
   if (sigsetjmp(guard.escape, 0) != 0) {
     t_guard = nullptr;
+    unblock_faults();
     return false;
   }
   t_guard = &guard;
