@@ -24,6 +24,7 @@ from evoke.core import native
 
 __all__ = ["Connection"]
 
+_READABLE: Final = int(zmq.POLLIN)
 _UNANSWERED_MAX: Final = 8  # given-up transfers without a reply that end the session
 
 
@@ -43,11 +44,11 @@ class Connection:
             raise
         self.boot = self._welcome.boot
         self.handles: dict[Any, Any] = {}  # what is registered in this session, by its object
-        self.ended = False
-        self.end_reason = ""
+        self.ended, self.end_reason = False, ""
         self._table = self._welcome.table
         self._lock = threading.Lock()
         self._leader: Pending | None = None
+        self._polling = False  # only a wake-up tells the leader that its answer is there
         self._followers: set[Pending] = set()
         self._outstanding: dict[int, Pending] = {}
         self._last_request = 0
@@ -119,6 +120,7 @@ class Connection:
         try:
             while not pending.done:
                 with self._lock:
+                    self._polling = self._polling and not leads
                     self._receive(pending)
                     remaining = deadline - time.monotonic()
                     if pending.done or remaining <= 0:
@@ -127,6 +129,7 @@ class Connection:
                         self._leader, leads = pending, True
                     elif not leads:
                         self._follow(pending)
+                    self._polling = self._polling or leads
                 if leads:
                     self._poll(remaining)
                 elif pending.event is not None:
@@ -230,19 +233,18 @@ class Connection:
     def _receive(self, wanted: Pending | None) -> None:
         # Everything, so that the descriptor's edge is not lost; less only if nobody polls.
         alone = self._leader is None or self._leader is wanted
-        while not self.ended:
-            try:
-                frame = self._dealer.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            except zmq.ZMQError as error:
-                self._end(f"control socket: {error}")
-                return
-            self._take_reply(frame)
-            if alone and wanted is not None and wanted.done:
-                return
+        try:
+            # EVENTS first: an exception of libzmq's costs more than a whole receive.
+            while not self.ended and self._dealer.getsockopt(zmq.EVENTS) & _READABLE:
+                self._take_reply(self._dealer.recv(zmq.NOBLOCK), wanted)
+                if alone and wanted is not None and wanted.done:
+                    return
+        except zmq.Again:
+            return
+        except zmq.ZMQError as error:
+            self._end(f"control socket: {error}")
 
-    def _take_reply(self, frame: bytes) -> None:
+    def _take_reply(self, frame: bytes, wanted: Pending | None) -> None:
         try:
             reply = wire.decode_reply(frame)
         except ValueError as error:
@@ -257,7 +259,10 @@ class Connection:
         pending = self._outstanding.pop(reply.request, None)
         if pending is not None:
             pending.code, pending.result = reply.code, reply.result
-            self._complete(pending)
+            if pending is wanted:
+                pending.done = True  # its thread is this one
+            else:
+                self._complete(pending)
             if pending.word >= 0:
                 self._release(pending.word)
 
@@ -270,7 +275,7 @@ class Connection:
         pending.done = True
         if pending.event is not None:
             pending.event.set()
-        if pending is self._leader:
+        if pending is self._leader and self._polling:
             os.eventfd_write(self._wake, 1)
 
     def _follow(self, pending: Pending) -> None:

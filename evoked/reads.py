@@ -62,11 +62,13 @@ class Reads:
         pool = self._registry.pool(session, args.pool, entry)
         request = Request(entry, args.keys, args.first, b"")
         request.take_slots(args.slots, pool, request.count)
-        if len(np.unique(request.slots)) != request.count:
+        if request.count > 1 and len(np.unique(request.slots)) != request.count:
             raise Refusal(Code.BAD_ARGUMENT, "slots", "a slot is listed twice")
         self._transfers.check_room(session, request.count * entry.part_bytes(pool.part))
         if args.grant and self._pin_of(session, args.grant, entry) is None:
             return bytes([Fetched.EXPIRED]) * request.count
+        if not request.count:
+            return b""
         rows, positions, results = self._find(request)
         self._counters.add("blocks_missed", request.count - len(positions))
         if not len(positions):

@@ -20,6 +20,7 @@ __all__ = ["DEFERRED", "Handler", "Refusal", "Replier", "Server", "SocketAccess"
 FRAMES_PER_TURN: Final = 128
 HIGH_WATER_FRAMES: Final = 1000
 FRAME_BYTES_MAX: Final = 1 << 20
+READABLE: Final = int(zmq.POLLIN)
 
 
 class _Deferred:
@@ -125,6 +126,8 @@ class Server:
             except zmq.Again:
                 return count
             self._handle(frames)
+            if not self.socket.getsockopt(zmq.EVENTS) & READABLE:  # cheaper than zmq.Again
+                return count + 1
         return FRAMES_PER_TURN
 
     def _handle(self, frames: list[zmq.Frame]) -> None:
