@@ -168,10 +168,12 @@ class Client:
 
     def call(self, verb: str, args: wire.Args, timeout_s: float | None = None) -> Any:
         """Result of any verb of evoke.client.wire. DaemonError or Unavailable, always raised."""
-        answer = self._ask(verb, lambda _: args, timeout_s, b"")
-        if answer.error is not None:
-            raise answer.error
-        return answer.result
+        deadline = time.monotonic() + self.seconds(timeout_s)
+        connection = self.link.connection(deadline)
+        if connection is None:
+            raise Unavailable(self.link.absence)
+        self.link.reports.flush()
+        return connection.call(verb, args, deadline)
 
     def close(self) -> None:
         """End the session, and an embedded daemon. Slots are safe when this returns."""

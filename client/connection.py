@@ -48,11 +48,9 @@ class Connection:
         self._table = self._welcome.table
         self._lock = threading.Lock()
         self._leader: Pending | None = None
-        self._polling = False  # only a wake-up tells the leader that its answer is there
         self._followers: set[Pending] = set()
         self._outstanding: dict[int, Pending] = {}
-        self._last_request = 0
-        self._memories = 0
+        self._last_request = self._memories = 0
         self._words = FenceWords(self._welcome)
         self._closed = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -120,7 +118,6 @@ class Connection:
         try:
             while not pending.done:
                 with self._lock:
-                    self._polling = self._polling and not leads
                     self._receive(pending)
                     remaining = deadline - time.monotonic()
                     if pending.done or remaining <= 0:
@@ -129,7 +126,6 @@ class Connection:
                         self._leader, leads = pending, True
                     elif not leads:
                         self._follow(pending)
-                    self._polling = self._polling or leads
                 if leads:
                     self._poll(remaining)
                 elif pending.event is not None:
@@ -235,14 +231,13 @@ class Connection:
         alone = self._leader is None or self._leader is wanted
         try:
             # EVENTS first: an exception of libzmq's costs more than a whole receive.
-            while not self.ended and self._dealer.getsockopt(zmq.EVENTS) & _READABLE:
+            while not self.ended and int(self._dealer.getsockopt(zmq.EVENTS)) & _READABLE:
                 self._take_reply(self._dealer.recv(zmq.NOBLOCK), wanted)
                 if alone and wanted is not None and wanted.done:
                     return
-        except zmq.Again:
-            return
         except zmq.ZMQError as error:
-            self._end(f"control socket: {error}")
+            if not isinstance(error, zmq.Again):
+                self._end(f"control socket: {error}")
 
     def _take_reply(self, frame: bytes, wanted: Pending | None) -> None:
         try:
@@ -259,9 +254,8 @@ class Connection:
         pending = self._outstanding.pop(reply.request, None)
         if pending is not None:
             pending.code, pending.result = reply.code, reply.result
-            if pending is wanted:
-                pending.done = True  # its thread is this one
-            else:
+            pending.done = True
+            if pending is not wanted:  # else its thread is this one
                 self._complete(pending)
             if pending.word >= 0:
                 self._release(pending.word)
@@ -275,7 +269,7 @@ class Connection:
         pending.done = True
         if pending.event is not None:
             pending.event.set()
-        if pending is self._leader and self._polling:
+        if pending is self._leader:
             os.eventfd_write(self._wake, 1)
 
     def _follow(self, pending: Pending) -> None:

@@ -31,7 +31,8 @@ class Engine:
     def fill(self, seed: int = 0) -> NDArray[np.float32]:
         """Random numbers into every slot; a copy of them."""
         self.array[:] = np.random.default_rng(seed).random(self.array.shape, np.float32)
-        return self.array.copy()
+        content: NDArray[np.float32] = self.array.copy()
+        return content
 
     def chain(self, blocks: int, seed: int = 0) -> Any:
         tokens = np.random.default_rng(seed).integers(0, 1 << 20, blocks * 4)

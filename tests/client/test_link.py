@@ -104,9 +104,12 @@ def test_pauses_grow(socket_dir: Path, joined: Connect, monkeypatch: pytest.Monk
     """Attempts to connect come ever more rarely while there is no daemon, two seconds at most."""
     client = joined()
     tries = []
-    monkeypatch.setattr(
-        "evoke.client.link.Connection", lambda *_: tries.append(1) or _raise(Unavailable("none"))
-    )
+
+    def refuse(*_: Any) -> Any:
+        tries.append(1)
+        raise Unavailable("none")
+
+    monkeypatch.setattr("evoke.client.link.Connection", refuse)
     now = 1000.0
     monkeypatch.setattr("evoke.client.link.time.monotonic", lambda: now)
     client.link._next_try_s = 0.0
@@ -356,7 +359,7 @@ def test_bad_arguments_of_connect(tmp_path: Path) -> None:
         ({"config": {}}, "config"),
     ):
         with pytest.raises(BadArgument, match=named):
-            connect(tmp_path, **options)  # type: ignore[arg-type]
+            connect(tmp_path, **options)
     with pytest.raises(BadArgument, match="107"):
         connect(Path("/tmp/" + "x" * 120))
 
@@ -364,8 +367,12 @@ def test_bad_arguments_of_connect(tmp_path: Path) -> None:
 def test_warnings_are_on_the_evoke_logger(socket_dir: Path, joined: Connect) -> None:
     """An application can silence the client by the logger "evoke"."""
     records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Keep()
     logging.getLogger("evoke").addHandler(handler)
     try:
         joined()

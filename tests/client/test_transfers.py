@@ -441,7 +441,7 @@ def test_threads_share_a_session(engine: Engine, daemon: ScriptedDaemon) -> None
 
 
 def _u32(packed: bytes) -> list[int]:
-    return np.frombuffer(packed, "<u4").tolist()
+    return [int(number) for number in np.frombuffer(packed, "<u4")]
 
 
 def _until(check: Any) -> None:

@@ -67,7 +67,7 @@ def test_any_order_of_axes_is_stored_in_one(
     array[...] = values.transpose([FULL.split().index(axis) for axis in order])
     steps = tuple(slice(None, None, -1 if back else 1) for back in reversed_axes)
     flips = [FULL.split().index(a) for a, back in zip(order, reversed_axes, strict=True) if back]
-    wanted = np.flip(values, flips)
+    wanted = np.flip(values, tuple(flips))
     assert blocks(memory, half(), array[steps], " ".join(order)) == [b.tobytes() for b in wanted]
 
 
