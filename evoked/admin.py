@@ -19,13 +19,14 @@ from evoked.counters import Counters
 from evoked.events import EVERYTHING, EventSink
 from evoked.grants import Grants
 from evoked.histograms import Histograms
+from evoked.memory_watch import memory_besides_bytes
 from evoked.registry import Registry
 from evoked.server import DEFERRED, Refusal, Replier
 from evoked.sessions import NamespaceEntry, Session
 from evoked.tiers import REF_MEMORY_SHIFT, U32, U64, Balance, HostTier
 from evoked.transfers import U8, Transfers
 
-__all__ = ["WORKER_STALL_S", "Admin", "memory_besides_bytes"]
+__all__ = ["WORKER_STALL_S", "Admin"]
 
 WORKER_STALL_S: Final = 10.0  # a block takes about a millisecond
 PROOF_DEADLINE_MS: Final = 5000
@@ -35,15 +36,6 @@ _ATTRIBUTION: Final = ("asked", "hit_host", "hit_cxl", "hit_flash", "missed", "u
 def is_admin(session: Session) -> bool:
     """The daemon's own user and root."""
     return session.peer.uid in (0, os.geteuid())
-
-
-def memory_besides_bytes(arena: native.Arena) -> int:
-    """Resident anonymous memory of this process without the arena's pages."""
-    with open("/proc/self/statm") as file:
-        fields = [int(field) * os.sysconf("SC_PAGE_SIZE") for field in file.read().split()]
-    resident_bytes, shared_bytes = fields[1], fields[2]
-    arena_bytes = 0 if arena.backing == "hugetlb" else arena.prefaulted_bytes
-    return max(0, resident_bytes - shared_bytes - arena_bytes)
 
 
 class Admin:
@@ -237,7 +229,7 @@ class Admin:
             "transfers": len(self._transfers),
             "metadata_bytes": self._index.metadata_bytes(),
             "unpublished_blocks": self._index.unpublished,
-            "memory_besides_arenas_bytes": memory_besides_bytes(self._arena),
+            "memory_besides_arenas_bytes": memory_besides_bytes(self._arena, self._index),
         }
 
     def health(self) -> dict[str, Any]:

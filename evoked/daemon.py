@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import grp
 import os
+import resource
 import secrets
 import select
 import signal
@@ -18,10 +19,10 @@ import zmq
 from evoke.client.wire import Code
 from evoke.config import Config
 from evoke.core import native
-from evoked.admin import memory_besides_bytes
 from evoked.counters import Counters
 from evoked.events import Events
 from evoked.liveness import Liveness
+from evoked.memory_watch import MemoryWatch, memory_besides_bytes
 from evoked.notify import Notifier
 from evoked.server import Refusal, Server, SocketAccess, lock_directory
 from evoked.sessions import Session
@@ -29,9 +30,10 @@ from evoked.works import Works
 
 __all__ = ["Daemon", "StartError"]
 
-MEMORY_CHECK_S: Final = 1.0
 POLL_MS_MAX: Final = 10_000
 STOP_COPIES_S: Final = 5.0
+FDS_RESERVED: Final = 40  # what the daemon itself has open, and memories on their way in
+FDS_PER_SESSION: Final = 4  # liveness connection, pidfd, fence page, control connection
 
 
 class StartError(Exception):
@@ -67,7 +69,7 @@ class Daemon:
         for fd in (self.engine.eventfd, self._signal_fd(), self._parent_fd):
             if fd is not None:
                 self._epoll.register(fd, select.EPOLLIN)
-        self._check_memory()
+        self._watch_memory()
         self._watchdog()
         gc.collect()
         gc.freeze()
@@ -134,7 +136,7 @@ class Daemon:
             boot=self.boot,
             access=access,
             uids=frozenset(config.access.uids),
-            sessions_max=config.limits.sessions,
+            sessions_max=self._sessions_max(),
             table_fd=self.works.index.table_fd,
             on_open=self._open_session,
             on_end=self.end_session,
@@ -145,6 +147,18 @@ class Daemon:
         self.server.handlers.update(self.works.handlers)
         self.server.handlers["register_pool"] = self._register_pool
         self._table_epoch = self.works.index.table_epoch
+
+    def _sessions_max(self) -> int:
+        """limits.sessions, or fewer where the limit of descriptors leaves no room for them."""
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        wanted = self.config.limits.sessions
+        if hard == resource.RLIM_INFINITY:
+            return wanted
+        room = max(1, (hard - FDS_RESERVED) // FDS_PER_SESSION)
+        if room < wanted:
+            self._log.warning("limits.sessions is beyond RLIMIT_NOFILE", sessions=room, nofile=hard)
+        return min(wanted, room)
 
     def _signal_fd(self) -> int:
         """A signal wakes the loop through a socket pair."""
@@ -190,7 +204,8 @@ class Daemon:
         return max(0, min(POLL_MS_MAX, int((due_s - time.monotonic()) * 1000) + 1))
 
     def _events(self) -> None:
-        for fd, _ in self._epoll.poll(0):
+        # New sessions last: a stale event must not meet a number that was given out again.
+        for fd, _ in sorted(self._epoll.poll(0), key=lambda event: self.liveness.listens(event[0])):
             if fd == self.engine.eventfd:
                 self.works.transfers.complete()
             elif fd == self._parent_fd:
@@ -200,21 +215,19 @@ class Daemon:
             else:
                 self.liveness.handle(fd)
 
+    def _watch_memory(self) -> None:
+        MemoryWatch(
+            lambda: memory_besides_bytes(self.arena, self.works.index),
+            self.server.rebind,
+            self.works.timers,
+            time.monotonic,
+            self.config.limits.loop_memory_bytes,
+        ).check()
+
     def _publish(self) -> None:
         if self.works.index.table_epoch != self._table_epoch:
             self._table_epoch = self.works.index.table_epoch
             self.liveness.publish_table(self._table_epoch)
-
-    def _check_memory(self) -> None:
-        """libzmq keeps unfinished messages out of our sight: above a limit, start it afresh."""
-        limit_bytes = self.config.limits.loop_memory_bytes
-        besides_bytes = memory_besides_bytes(self.arena)
-        if besides_bytes > limit_bytes:
-            self._log.error(
-                "control socket re-bound", memory_bytes=besides_bytes, limit_bytes=limit_bytes
-            )
-            self.server.rebind()
-        self.works.timers.at(time.monotonic() + MEMORY_CHECK_S, self._check_memory)
 
     def _watchdog(self) -> None:
         """A sign of life from the loop, and only while every thread is well."""

@@ -6,6 +6,7 @@ beside them. Nothing here blocks: a peer that does not read its packets is ended
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -61,10 +62,11 @@ class Liveness:
         access.apply(path)
         self._listener.listen(128)
         self._path = path
+        self._spare_fd: int | None = _spare_fd()
         epoll.register(self._listener.fileno(), select.EPOLLIN)
 
-    def owns(self, fd: int) -> bool:
-        return fd == self._listener.fileno() or fd in self._by_fd
+    def listens(self, fd: int) -> bool:
+        return fd == self._listener.fileno()
 
     def handle(self, fd: int) -> None:
         """An fd of this socket, a session or a pidfd is readable."""
@@ -120,9 +122,11 @@ class Liveness:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # EMFILE and the like: the peer waits, others are served
+            except OSError as error:
                 self._log.warning("accept failed", reason=error.strerror)
-                return
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._turn_away():
+                    return
+                continue
             connection.setblocking(False)
             try:
                 self._open(connection)
@@ -130,6 +134,24 @@ class Liveness:
                 self._counters.add("sessions_refused")
                 self._log.warning("session refused", reason=str(error))
                 self._refuse(connection, str(error))
+
+    def _turn_away(self) -> bool:
+        """Without a free descriptor the listener would stay ready for ever and the loop would
+        spin: one descriptor is kept to tell the peer so. False when it was lost."""
+        if self._spare_fd is not None:
+            os.close(self._spare_fd)
+        try:
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            self._counters.add("sessions_refused")
+            self._refuse(connection, "the daemon has no descriptors left")
+        except OSError:
+            pass  # nobody waits any more, or another thread took the descriptor
+        try:
+            self._spare_fd = _spare_fd()
+        except OSError:
+            self._spare_fd = None
+        return self._spare_fd is not None
 
     def _refuse(self, connection: socket.socket, sentence: str) -> None:
         try:
@@ -188,5 +210,11 @@ class Liveness:
     def close(self) -> None:
         self._epoll.unregister(self._listener.fileno())
         self._listener.close()
+        if self._spare_fd is not None:
+            os.close(self._spare_fd)
         if os.path.exists(self._path):
             os.unlink(self._path)
+
+
+def _spare_fd() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

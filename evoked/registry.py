@@ -149,7 +149,7 @@ class Registry:
             raise Refusal(Code.BAD_ARGUMENT, "segments", f"{sentence}{entry.part_bytes(part)}")
         try:
             mapped = native.Pool(fd, args.pool_bytes, layout)
-        except (OSError, MemoryError, ValueError) as error:
+        except (OSError, MemoryError, RuntimeError, ValueError) as error:
             raise Refusal(Code.BAD_ARGUMENT, "memory", f"cannot be mapped: {error}") from None
         del session.memories[args.memory]
         os.close(fd)

@@ -20,6 +20,7 @@ __all__ = ["DEFERRED", "Handler", "Refusal", "Replier", "Server", "SocketAccess"
 FRAMES_PER_TURN: Final = 128
 HIGH_WATER_FRAMES: Final = 1000
 FRAME_BYTES_MAX: Final = 1 << 20
+SURPLUS_FRAMES_MAX: Final = 1000  # of one message: reading more would hold up the loop
 READABLE: Final = int(zmq.POLLIN)
 
 
@@ -97,6 +98,7 @@ class Server:
         self.handlers: dict[str, Handler] = {}
         self.sessions: dict[bytes, Session] = {}
         self.stopping = False
+        self._binds = 0
         self.socket = self._bind()
 
     def _bind(self) -> zmq.Socket[bytes]:
@@ -106,8 +108,13 @@ class Server:
         router.setsockopt(zmq.RCVHWM, HIGH_WATER_FRAMES)
         router.setsockopt(zmq.SNDHWM, HIGH_WATER_FRAMES)
         router.setsockopt(zmq.LINGER, 0)
-        router.bind(f"ipc://{self._path}")
-        self._access.apply(self._path)
+        # A closed socket removes the file of its own name, later and in another thread: it must
+        # not find the next one's there.
+        own = f"{self._path.removesuffix('.sock')}.{self._binds % 10}"
+        self._binds += 1
+        router.bind(f"ipc://{own}")
+        self._access.apply(own)
+        os.rename(own, self._path)
         return router
 
     def rebind(self) -> None:
@@ -122,13 +129,24 @@ class Server:
         """Reads and handles what lies ready, up to a bound; how many frames that was."""
         for count in range(FRAMES_PER_TURN):
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._read()
             except zmq.Again:
+                return count
+            if len(frames) > SURPLUS_FRAMES_MAX:
+                self._log.error("control socket re-bound", frames=len(frames))
+                self.rebind()
                 return count
             self._handle(frames)
             if not self.socket.getsockopt(zmq.EVENTS) & READABLE:  # cheaper than zmq.Again
                 return count + 1
         return FRAMES_PER_TURN
+
+    def _read(self) -> list[zmq.Frame]:
+        """One message, or the beginning of one that has too many frames. zmq.Again: none."""
+        frames = [self.socket.recv(zmq.NOBLOCK, copy=False)]
+        while frames[-1].more and len(frames) <= SURPLUS_FRAMES_MAX:
+            frames.append(self.socket.recv(zmq.NOBLOCK, copy=False))
+        return frames
 
     def _handle(self, frames: list[zmq.Frame]) -> None:
         self._counters["requests"] += 1
