@@ -131,7 +131,8 @@ bool TableWriter::find(const Tag& tag, uint32_t tier, Place* place) const {
 }
 
 // Breadth-first search for a bucket with room, then each entry on the path moves one on, the last
-// first: an entry is at its new place before its old one is overwritten.
+// first: an entry is at its new place before its old one is overwritten (*place at last, by
+// insert).
 bool TableWriter::make_room(const Tag& tag, Place* place) {
   std::array<Step, kSearchSteps> steps;
   int count = 0;
@@ -145,7 +146,6 @@ bool TableWriter::make_room(const Tag& tag, Place* place) {
         const TableBucket& source = bucket(from.bucket);
         write({steps[step].bucket, slot}, tag_at(source, from.slot),
               source.refs[from.slot].load(kRelaxed));
-        clear(from);
         slot = from.slot;
         *place = from;
       }
