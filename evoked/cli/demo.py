@@ -77,10 +77,14 @@ def _run(
         model = str(converted["folder"])
     capacity = f"{(SPARE_BYTES + 2 * kv_bytes(Path(model), tokens, dtype)) // MIB}MiB"
     settings = [f"host.capacity={capacity}", "debug.inject=true"]
-    with stages.stage("start two daemons"):
-        checked = Daemon(folder / "daemon", settings)
-        unchecked = Daemon(folder / "unchecked", [*settings, "daemon.verify_fetch=false"])
+    daemons: list[Daemon] = []
+    exits: list[int] = []
     try:
+        with stages.stage("start two daemons"):
+            daemons.append(Daemon(folder / "daemon", settings))
+            unchecking = [*settings, "daemon.verify_fetch=false"]
+            daemons.append(Daemon(folder / "unchecked", unchecking))
+        checked, unchecked = daemons
         common = ["--model", model, "--tokens", str(tokens), "--dtype", dtype]
         common += ["--reference", str(folder / "reference.pt"), "--socket", checked.directory]
         both = [*common, "--socket", unchecked.directory]
@@ -96,7 +100,7 @@ def _run(
             reclaimed_s = storm(checked, folder)
     finally:
         with stages.stage("stop the daemons"):
-            exits = [daemon.stop() for daemon in (checked, unchecked)]
+            exits += [daemon.stop() for daemon in daemons]
     return {
         "model": name,
         "tokens": written["tokens"],

@@ -126,7 +126,9 @@ def tail(log: Path) -> str:
 @contextmanager
 def _engine(role: str, folder: Path, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "evoke.client.demo_engine", role, *arguments]
-    offline = {
+    # torch leaves a folder where temporary files go: let that be ours.
+    own = {
+        "TMPDIR": str(folder),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -134,7 +136,7 @@ def _engine(role: str, folder: Path, arguments: list[str]) -> Iterator[subproces
     with (folder / f"{role}.log").open("w") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
-            env={**os.environ, **offline},
+            env={**os.environ, **own},
         )  # fmt: skip
     try:
         yield process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from evoke.client.errors import BadArgument, UnsupportedInput
 from evoke.client.hf_model import cache_argument, fingerprint, namespace_of
 from evoke.client.namespace import NO_SALT
 from evoke.client.transformers import PrefixCache, cached
+from evoked.cli.demo_run import Daemon
 
 Model = Any  # transformers is not typed
 BLOCK = 16
@@ -455,3 +457,16 @@ def test_threads_share_a_cached_model(client: Client) -> None:
     for ours, theirs in zip(outputs, plain, strict=True):
         assert ours is not None
         assert torch.equal(ours, theirs)
+
+
+def test_cached_without_a_daemon(tmp_path: Path) -> None:
+    """When the daemon dies, calls go on uncached with the same tokens."""
+    model, ids = make_model(27), make_ids(60)
+    plain = generate(model, ids)
+    daemon = Daemon(tmp_path / "daemon", ["host.capacity=64MiB"])
+    with connect(daemon.directory) as client, cached(model, client):
+        assert torch.equal(generate(model, ids), plain)
+        daemon.kill()
+        fed = Fed(model)
+        assert torch.equal(generate(model, ids), plain)
+        assert fed.take() == 60 + 19
