@@ -38,8 +38,9 @@ def connect(
 ) -> Client:
     """A client of the daemon in socket_dir, or in the usual place ($EVOKE_SOCKET, /run/evoked ...).
 
-    "embedded": of a private daemon, which lives no longer than the client and this process;
-    `config` sets its configuration, as {"host.capacity": "2GiB"}.
+    "embedded": of a private daemon, which lives no longer than the client and this process and
+    takes a moment to start (a minute at most); `config` sets its configuration, as
+    {"host.capacity": "2GiB"}.
     name: for people who look at the daemon's status. join: another process's Client.join_token, to
     belong to the same engine; rank: this process's, among the engine's. timeout_s: for every call
     that names none. A daemon that is absent is no error: unless raise_errors is set, what fails is

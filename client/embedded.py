@@ -60,6 +60,10 @@ class Embedded:
                 raise Unavailable(reason)
             _log.warning("evoke: %s; going on without cache", reason)
 
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and hasattr(self, "_process"):
+            self.close()
+
     def close(self) -> None:
         """End the daemon, in order if it can be, and remove its directory. Bounded."""
         with self._lock:

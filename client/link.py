@@ -85,9 +85,12 @@ class Link:
         if not self._setup.acquire(blocking=False):
             return None
         try:
-            return self._reconnect(deadline)
+            connection = self._reconnect(deadline)
         finally:
             self._setup.release()
+        if connection is None:
+            self.reports.wake()  # a caller with less time than it takes finds a session next time
+        return connection
 
     def close(self) -> None:
         """End the session. Slots are safe (or their pools in doubt) when this returns."""
@@ -124,7 +127,7 @@ class Link:
             if space is None:
                 space = make()
                 if connection is not None:
-                    self._try(partial(self._register_space, connection, space))
+                    self._try(partial(self._register_space, connection, space, self._soon()))
                 self._spaces[namespace_id] = space
         return space
 
@@ -171,22 +174,22 @@ class Link:
         except Unavailable as error:
             _log.warning("evoke: %s; going on without cache", error)
 
-    def _register_space(self, connection: Connection, space: Space) -> None:
-        connection.handles[space] = space.register(connection, self._soon())
+    def _register_space(self, connection: Connection, space: Space, deadline: float) -> None:
+        connection.handles[space] = space.register(connection, deadline)
 
-    def _register_pool(self, connection: Connection, pool: Pool) -> int:
+    def _register_pool(self, connection: Connection, pool: Pool, deadline: float) -> int:
         handle = connection.handles.get(pool.space)
         if handle is None:
             raise Unavailable("the pool's namespace is not registered")
         try:
-            return pool.register(connection, handle.number, self._soon())
+            return pool.register(connection, handle.number, deadline)
         except DaemonError as error:
             if error.code == wire.Code.BAD_ARGUMENT:
                 raise LayoutError(f"register_pool: {error}") from None
             raise
 
     def _register_new_pool(self, connection: Connection, pool: Pool) -> None:
-        number = self._register_pool(connection, pool)
+        number = self._register_pool(connection, pool, self._soon())
         pool.prove(connection, number)
         connection.handles[pool] = number
 
@@ -229,9 +232,9 @@ class Link:
         try:
             self.join_token = connection.join_token
             for space in self._spaces.values():
-                self._restore(partial(self._register_space, connection, space))
+                self._restore(partial(self._register_space, connection, space, deadline))
             for pool in self._pools:
-                self._restore(partial(self._restore_pool, connection, pool))
+                self._restore(partial(self._restore_pool, connection, pool, deadline))
         except BaseException:
             connection.end("not everything could be registered")
             raise
@@ -251,15 +254,15 @@ class Link:
             hello = msgspec.structs.replace(self._hello, join=b"")
             return Connection(self._directory, self._context, hello, deadline)
 
-    def _restore_pool(self, connection: Connection, pool: Pool) -> None:
+    def _restore_pool(self, connection: Connection, pool: Pool, deadline: float) -> None:
         if pool.space in connection.handles:
-            connection.handles[pool] = self._register_pool(connection, pool)
+            connection.handles[pool] = self._register_pool(connection, pool, deadline)
 
     def _restore(self, action: Callable[[], None]) -> None:
         # What the new daemon refuses stays a miss; the rest works.
         try:
             action()
-        except (DaemonError, LayoutError) as error:
+        except (DaemonError, BadArgument) as error:
             _log.warning("evoke: not registered again: %s", error)
 
     def _say_absent(self, reason: str) -> None:

@@ -112,6 +112,7 @@ def test_pauses_grow(socket_dir: Path, joined: Connect, monkeypatch: pytest.Monk
     monkeypatch.setattr("evoke.client.link.Connection", refuse)
     now = 1000.0
     monkeypatch.setattr("evoke.client.link.time.monotonic", lambda: now)
+    monkeypatch.setattr(client.link.reports, "wake", lambda: None)
     client.link._next_try_s = 0.0
     times = []
     for step in range(2000):
@@ -128,6 +129,35 @@ def test_pauses_grow(socket_dir: Path, joined: Connect, monkeypatch: pytest.Monk
 
 def _raise(error: Exception) -> Any:
     raise error
+
+
+def test_caller_with_little_time_finds_a_session_later(
+    socket_dir: Path, joined: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls with less time than a handshake takes get their session from the background."""
+    engine = Engine(joined())
+    monkeypatch.setattr(ScriptedDaemon, "_hello", lambda *_: time.sleep(0.1) or [b"j" * 16, 1])
+    daemon = ScriptedDaemon(socket_dir)
+    try:
+        deadline = time.monotonic() + 5
+        chain = engine.chain(1)
+        while not engine.space.store(engine.pool, chain, [0], timeout_s=0.02).readable:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        engine.client.close()
+        daemon.close()
+
+
+def test_closed_memory_is_not_registered_again(
+    engine: Engine, daemon: ScriptedDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pool whose memory was closed is a miss after a restart; the rest of the client works."""
+    engine.memory.close()
+    daemon.drop_sessions()
+    assert engine.space.store(engine.pool, engine.chain(1), [0]).readable == 0
+    assert engine.client.ping() == 1
+    assert any("memory: closed" in text for text in warnings_of(caplog))
 
 
 def test_hung_daemon_costs_a_bounded_wait(socket_dir: Path, joined: Connect) -> None:
