@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 import transformers
 
-from evoke.client.errors import UnsupportedInput
+from evoke.client.errors import SlotsInDoubt, UnsupportedInput
 from evoke.client.hf_model import (
     check_inputs,
     geometry_of,
@@ -35,10 +36,12 @@ POOL_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True)
 class Restored:
-    """cache: what to pass to forward or generate; tokens: how many of the prompt it holds."""
+    """cache: what to pass to forward or generate; tokens: how many of the prompt it holds; mark:
+    of the weights that they belong to."""
 
     cache: Any
     tokens: int
+    mark: tuple[object, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -105,41 +108,42 @@ class PrefixCache:
         room = ids.numel() - 1
         if is_static(cache):
             room = min(room, cache.layers[0].max_cache_len)
-        with self._lock:
-            staging = self._current()
+        with self._transfers() as staging:
             chain = staging.space.keys(ids, extra=extra)[: room // self.block_tokens]
             found = staging.space.lookup(chain)
             if found == 0:
-                return Restored(cache, 0)
+                return Restored(cache, 0, self._mark)
             with torch.no_grad():
                 tokens = self._fill(staging, chain, found, cache) * self.block_tokens
-        return Restored(cache, tokens)
+            return Restored(cache, tokens, self._mark)
 
     def save(
         self,
         inputs: Mapping[str, Any] | torch.Tensor,
         cache: Any,
         *,
-        restored_tokens: int = 0,
+        restored: Restored | None = None,
         extra: Mapping[int, bytes] | None = None,
     ) -> Saved:
         """Store the complete blocks that `cache` holds of inputs["input_ids"].
 
         The cache may hold fewer tokens than the ids (a sampled token has no keys yet), not more.
-        restored_tokens: so many of them came from restore(), and are not offered again.
+        restored: what restore() gave for this cache: its tokens are not offered again, and when
+        the model has changed since, its new tokens are refused.
         """
         ids = check_inputs(self.model, _mapping(inputs), extra)
         held = cached_tokens(cache, self.geometry)
         if held > ids.numel():
             raise UnsupportedInput(f"cache: holds {held} tokens, input_ids names {ids.numel()}")
         blocks = held // self.block_tokens
-        begin = min(restored_tokens // self.block_tokens, blocks)
+        if restored is not None and restored.mark != weights_mark(self.model):
+            raise UnsupportedInput("model: changed after restore(), the cache is of two models")
+        begin = min(restored.tokens // self.block_tokens, blocks) if restored is not None else 0
         if begin == blocks:
             return Saved(blocks, 0, blocks, 0)
         tensors = cache_tensors(cache, self.geometry)
         stored, present = 0, begin
-        with self._lock:
-            staging = self._current()
+        with self._transfers() as staging:
             chain = staging.space.keys(ids, extra=extra)[:blocks]
             source = BlockTensors(tensors, blocks, self.block_tokens)
             for first, count in staging.rounds(begin, blocks):
@@ -168,6 +172,15 @@ class PrefixCache:
             if self._staging is not None:
                 self._staging.close()
                 self._staging = None
+
+    @contextmanager
+    def _transfers(self) -> Iterator[Staging]:
+        with self._lock:
+            try:
+                yield self._current()
+            except SlotsInDoubt:
+                self._staging = None  # never to be used again; the next call makes another
+                raise
 
     def _current(self) -> Staging:
         """The namespace of the weights as they are now."""

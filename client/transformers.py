@@ -74,7 +74,8 @@ def cached(
     salt: the tenant; without one it is this user's ("uid:N"), so that nothing is shared between
     users unless NO_SALT or a common salt is said. Any thread may call generate; a second cached()
     on the same model is refused (BadArgument). Calls that can't be cached run as they would
-    without, and the first of each reason warns; so do failures of the daemon.
+    without, and the first of each reason warns; so do failures of the daemon. UnsupportedInput for
+    a model of which no call could be cached.
     """
     with _patched_lock:
         if id(model) in _patched:
@@ -132,7 +133,8 @@ class _Generate:
         result = self._original(inputs, generation_config, **kwargs)
         sequences = result if isinstance(result, torch.Tensor) else result.sequences
         try:
-            self._prefix.save(sequences, restored.cache, restored_tokens=restored.tokens)
+            if self.active:  # else another thread has left cached() meanwhile
+                self._prefix.save(sequences, restored.cache, restored=restored)
         except EvokeError as error:
             self._warn(f"generated blocks were not stored: {error}")
         return result

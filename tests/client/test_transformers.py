@@ -154,8 +154,25 @@ def test_only_new_blocks_are_stored(client: Client) -> None:
     forward(model, ids[:, :32], live)
     assert prefix.save(ids, live).stored == 2
     forward(model, ids[:, 32:], live)
-    again = prefix.save(ids, live, restored_tokens=16)
+    again = prefix.save(ids, live)
     assert (again.blocks, again.stored, again.present, again.refused) == (6, 4, 2, 0)
+    restored = prefix.restore(ids[:, :90])
+    forward(model, torch.cat([ids[:, 80:], make_ids(20)], dim=1), restored.cache)
+    longer = torch.cat([ids, make_ids(20)], dim=1)
+    more = prefix.save(longer, restored.cache, restored=restored)
+    assert (more.blocks, more.stored, more.present, more.refused) == (7, 1, 6, 0)
+
+
+def test_a_cache_of_two_models_is_not_stored(client: Client) -> None:
+    """When a weight changes between restore() and save(), nothing is stored under either."""
+    model, ids = make_model(14), make_ids(40)
+    prefix = PrefixCache(model, client, salt=NO_SALT)
+    restored = prefix.restore(ids)
+    forward(model, ids, restored.cache)
+    model.model.norm.weight[0] += 1
+    with pytest.raises(UnsupportedInput, match="changed"):
+        prefix.save(ids, restored.cache, restored=restored)
+    assert prefix.restore(ids).tokens == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
