@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Sequence
@@ -105,6 +106,8 @@ class PoolMemory:
 
 def _populate(memory: mmap.mmap, pool_bytes: int) -> None:
     """Fault all pages now, so that a lack of memory is an error here and no SIGBUS later."""
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)  # 2 MiB pages where shmem_enabled is "advise"
     for begin in range(0, pool_bytes, _POPULATE_BYTES):
         try:
             memory.madvise(_MADV_POPULATE_WRITE, begin, min(_POPULATE_BYTES, pool_bytes - begin))
