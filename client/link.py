@@ -52,6 +52,7 @@ class Link:
         self._pause_s = PAUSE_S
         self._said_absent = False
         self._had_session = False
+        self._needs_more_time = False  # the last caller's ran out: left to the background
         self._closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._spaces: dict[bytes, Space] = {}
@@ -82,12 +83,11 @@ class Link:
         connection = self._living()
         if connection is not None:
             return connection
-        if not self._setup.acquire(blocking=False):
-            return None
-        try:
-            connection = self._reconnect(deadline)
-        finally:
-            self._setup.release()
+        if not self._needs_more_time and self._setup.acquire(blocking=False):
+            try:
+                connection = self._reconnect(deadline)
+            finally:
+                self._setup.release()
         if connection is None:
             self.reports.wake()  # a caller with less time than it takes finds a session next time
         return connection
@@ -196,8 +196,11 @@ class Link:
     # ------------------------------------------------------------ connecting (with self._setup)
 
     def _reconnect_when_idle(self) -> None:
-        if not self._closed:
-            self.connection(self._soon())
+        if not self._closed and self._setup.acquire(blocking=False):
+            try:
+                self._reconnect(self._soon())
+            finally:
+                self._setup.release()
 
     def _reconnect(self, deadline: float) -> Connection | None:
         living = self._living()
@@ -212,13 +215,14 @@ class Link:
         try:
             self._connection = self._open(min(deadline, began + self._timeout_s))
         except (Unavailable, DaemonError, OSError, zmq.ZMQError) as error:
+            now = time.monotonic()
+            self._needs_more_time = deadline <= now < began + self._timeout_s
             # A daemon that hangs costs at most half of the time.
-            pause = max(self._pause_s, time.monotonic() - began)
-            self._next_try_s = time.monotonic() + pause
+            self._next_try_s = now + max(self._pause_s, now - began)
             self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
             self._say_absent(str(error))
             return None
-        self._had_session = True
+        self._had_session, self._needs_more_time = True, False
         self._pause_s = PAUSE_S
         if self._said_absent:
             self._said_absent = False
