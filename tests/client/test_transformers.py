@@ -344,6 +344,24 @@ def test_caches_that_are_refused(client: Client) -> None:
         prefix.save(ids, dynamic(make_model(num_hidden_layers=2)))
 
 
+def test_both_spellings_of_the_cache_argument() -> None:
+    """forward's own name for the cache is used: `cache` now, `past_key_values` before."""
+
+    class Older:
+        def forward(self, input_ids: Any, past_key_values: Any = None) -> None: ...
+
+    class Newer:
+        def forward(self, input_ids: Any, cache: Any = None) -> None: ...
+
+    class Without:
+        def forward(self, input_ids: Any) -> None: ...
+
+    assert cache_argument(Older()) == "past_key_values"
+    assert cache_argument(Newer()) == "cache"
+    with pytest.raises(UnsupportedInput, match="Without"):
+        cache_argument(Without())
+
+
 # ---------------------------------------------------------------- cached()
 
 
