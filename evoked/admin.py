@@ -131,7 +131,9 @@ class Admin:
             self._answer_proof(session, number, outcomes, sums)
 
         def stored(outcomes: U8, sums: U64) -> None:
-            if session.ended or outcomes[0] != native.COPIED:
+            if session.pools.get(pool.number) is not pool:  # unregistered, or its session ended
+                outcomes[:] = native.CANCELLED
+            if outcomes[0] != native.COPIED:
                 fetched(outcomes, sums)
                 return
             self._transfers.fetch(

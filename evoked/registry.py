@@ -49,6 +49,10 @@ class Request:
             sentence = f"{len(self.parent)} bytes, block {self.first} takes {expected}"
             raise Refusal(Code.BAD_ARGUMENT, "parent", sentence)
 
+    def check_distinct(self) -> None:
+        if len({self.key(number) for number in range(self.count)}) != self.count:
+            raise Refusal(Code.BAD_ARGUMENT, "keys", "a key is listed twice")
+
     def take_slots(self, packed: bytes, pool: PoolEntry, count: int) -> None:
         if len(packed) != 4 * count:
             sentence = f"{len(packed)} bytes for {count} blocks, expected {4 * count}"

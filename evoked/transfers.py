@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from evoke.client.wire import Code
@@ -44,6 +45,7 @@ class Transfers:
         self._engine, self._histograms = engine, histograms
         self._inflight_bytes_max, self._verify = inflight_bytes_max, verify
         self._waiting: dict[int, _Transfer] = {}
+        self._log = structlog.get_logger()
         self.eventfd = engine.eventfd
 
     def __len__(self) -> int:
@@ -95,6 +97,9 @@ class Transfers:
         for ticket, outcomes, sums in self._engine.take_completed():
             transfer = self._waiting.pop(ticket)
             transfer.session.inflight_bytes -= transfer.copy_bytes
-            transfer.done(outcomes, sums)
+            try:
+                transfer.done(outcomes, sums)
+            except Exception:  # the loop's edge: a defect of ours must not take the daemon down
+                self._log.exception("defect after a copy", session=transfer.session.number)
             seconds = time.monotonic() - transfer.started_s
             self._histograms.transfer(transfer.verb, transfer.copy_bytes, seconds)

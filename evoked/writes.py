@@ -144,6 +144,7 @@ class Writes:
     def _store_parts(
         self, session: Session, number: int, args: wire.Store, request: Request, pool: PoolEntry
     ) -> Any:
+        request.check_distinct()
         results, missing, held = self._open(request)
         blocks: list[tuple[int, PendingBlock]] = []
         for position in missing.tolist():

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,16 @@ from evoke.client.namespace import NO_SALT, Group, Namespace, Part
 from evoke.client.wire import Code
 from evoke.core import native
 
-__all__ = ["BLOCK", "DaemonProcess", "Engine", "Peer", "chain", "eventually", "make_namespace"]
+__all__ = [
+    "BLOCK",
+    "DaemonProcess",
+    "Engine",
+    "Peer",
+    "chain",
+    "eventually",
+    "in_child",
+    "make_namespace",
+]
 
 BLOCK = 4096  # bytes of the smallest block of make_namespace
 READY_S = 20.0
@@ -65,6 +75,31 @@ def chain(namespace: Namespace, count: int, seed: int = 0) -> bytes:
     return native.chain_keys(
         namespace.id, tokens.astype(np.uint32), namespace.block_tokens, zeros, []
     )
+
+
+def in_child(task: Callable[[], str], *, uid: int = -1, gid: int = -1) -> str:
+    """What task returns, or the text of its exception, in a forked process of that user."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        child = os.fork()
+    if child == 0:
+        text = "ended"
+        try:
+            if uid >= 0:
+                os.setgroups([])
+                os.setresgid(gid, gid, gid)
+                os.setresuid(uid, uid, uid)
+            text = task()
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writer, text.encode()[:4000])
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with open(reader, "rb") as file:
+        return file.read().decode()
 
 
 class DaemonProcess:
@@ -179,7 +214,7 @@ class Peer:
         self.table, self.fence = native.TableView(fds[0]), native.FencePage(fds[1])
         for fd in fds:
             os.close(fd)
-        self.dealer = self.new_dealer(self.route)
+        self.dealer: zmq.Socket[bytes] = self.new_dealer(self.route)
         self._number = 0
         self._memories = 0
         self.join = b""
@@ -188,7 +223,7 @@ class Peer:
             self.join, self.number = self.ok("hello", join, rank, name)
 
     def new_dealer(self, route: bytes) -> zmq.Socket[bytes]:
-        dealer = zmq.Context.instance().socket(zmq.DEALER)
+        dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         dealer.setsockopt(zmq.ROUTING_ID, route)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(f"ipc://{self.directory}/control.sock")
@@ -291,7 +326,8 @@ class Engine:
     @property
     def blocks(self) -> NDArray[np.uint8]:
         """The pool as slots x bytes, for a contiguous pool."""
-        return self.bytes.reshape(self.slots, self.block_bytes)
+        blocks: NDArray[np.uint8] = self.bytes.reshape(self.slots, self.block_bytes)
+        return blocks
 
     def fill(self, seed: int) -> NDArray[np.uint8]:
         """Random bytes all over the pool; a copy of them, slot by slot."""

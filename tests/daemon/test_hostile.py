@@ -1,4 +1,4 @@
-"""Broken and hostile messages: each is answered with an error or dropped, and nobody else notices."""
+"""Broken and hostile peers: what they send is refused or dropped, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 
 from evoke.client import wire
 from evoke.client.wire import Code, Stored
 from evoke.core import native
 from tests.daemon.conftest import Start
-from tests.daemon.peer import DaemonProcess, Peer, chain, eventually, make_namespace
+from tests.daemon.peer import DaemonProcess, Peer, chain, eventually, in_child, make_namespace
 
 pack = msgspec.msgpack.encode
 
@@ -58,7 +57,10 @@ def _frames(token: bytes) -> dict[str, tuple[bytes, Code]]:
         ),
         "map of a request": (pack({"version": 1}), Code.BAD_FRAME),
         "extension": (request("lookup", msgspec.msgpack.Ext(5, b"x")), Code.BAD_ARGUMENT),
-        "extension as id": (request("ping", (), number=msgspec.msgpack.Ext(5, b"x")), Code.BAD_FRAME),
+        "extension as id": (
+            request("ping", (), number=msgspec.msgpack.Ext(5, b"x")),
+            Code.BAD_FRAME,
+        ),
         "not a text": (request(5, ()), Code.BAD_FRAME),
         "long verb": (request("x" * 33, ()), Code.BAD_FRAME),
         "unknown verb": (request("evict_all", ()), Code.UNKNOWN_VERB),
@@ -77,7 +79,10 @@ def _frames(token: bytes) -> dict[str, tuple[bytes, Code]]:
         "too many keys": (request("lookup", (0, bytes(32 * 8193), 0)), Code.BAD_ARGUMENT),
         "no such namespace": (request("lookup", (4711, bytes(32), 0)), Code.NOT_FOUND),
         "short token": (pack((1, token[:15], 7, "ping", ())), Code.BAD_FRAME),
-        "bad utf-8": (b"\x95\x01\xc4\x10" + token + b"\x07\xa4\xff\xfe\xfd\xfc\x90", Code.BAD_FRAME),
+        "bad utf-8": (
+            b"\x95\x01\xc4\x10" + token + b"\x07\xa4\xff\xfe\xfd\xfc\x90",
+            Code.BAD_FRAME,
+        ),
         "bad utf-8 argument": (
             b"\x95\x01\xc4\x10" + token + b"\x07\xa5hello\x93\xc4\x00\x00\xa2\xff\xfe",
             Code.BAD_ARGUMENT,
@@ -189,25 +194,14 @@ def test_token_of_another_process(daemon: DaemonProcess) -> None:
     """A process that says hello with the token and routing id of another one is refused."""
     with daemon.peer(hello=False) as peer:
         peer.dealer.close(0)
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            code = 99
-            try:
-                context = zmq.Context()
-                thief = context.socket(zmq.DEALER)
-                thief.setsockopt(zmq.ROUTING_ID, peer.route)
-                thief.connect(f"ipc://{daemon.directory}/control.sock")
-                thief.send(wire.encode_request(peer.token, 1, "hello", wire.Hello(b"", 0, "thief")))
-                if thief.poll(5000):
-                    code = wire.decode_reply(thief.recv()).code
-            finally:
-                os.write(writer, bytes([code]))
-                os._exit(0)
-        os.waitpid(child, 0)
-        assert os.read(reader, 1) == bytes([Code.BAD_TOKEN])
-        os.close(reader)
-        os.close(writer)
+
+        def steal() -> str:
+            thief = peer.new_dealer(peer.route)
+            thief.send(wire.encode_request(peer.token, 1, "hello", wire.Hello(b"", 0, "thief")))
+            assert thief.poll(5000)
+            return Code(wire.decode_reply(thief.recv()).code).name
+
+        assert in_child(steal) == "BAD_TOKEN"
         peer.dealer = peer.new_dealer(peer.route)
         assert peer.call("hello", b"", 0, "owner")[0] == Code.OK
 

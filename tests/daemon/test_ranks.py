@@ -15,9 +15,7 @@ from tests.daemon.peer import BLOCK, DaemonProcess, Engine, chain, eventually, m
 
 
 def _parts(*layers: int) -> tuple[Part, ...]:
-    return tuple(
-        Part(groups=(Group(layers=count, kv_heads=1, head_size=32),)) for count in layers
-    )
+    return tuple(Part(groups=(Group(layers=count, kv_heads=1, head_size=32),)) for count in layers)
 
 
 @contextmanager

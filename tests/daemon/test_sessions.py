@@ -6,15 +6,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evoke.client.wire import Code, Fetched, Stored
 from evoke.core import native
 from tests.daemon.conftest import Start
-from tests.daemon.peer import DaemonProcess, Engine, Peer, chain, eventually, make_namespace
+from tests.daemon.peer import (
+    DaemonProcess,
+    Engine,
+    Peer,
+    chain,
+    eventually,
+    in_child,
+    make_namespace,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +110,9 @@ def test_pool_outlives_its_session_in_a_copy(daemon: DaemonProcess) -> None:
         for seed in range(20):
             with daemon.engine(namespace) as engine:
                 engine.peer.send("store", *engine.store_args(chain(namespace, 16, seed)))
-                engine.peer.send("fetch", *engine.fetch_args(chain(namespace, 16, max(0, seed - 1))))
+                engine.peer.send(
+                    "fetch", *engine.fetch_args(chain(namespace, 16, max(0, seed - 1)))
+                )
         assert eventually(lambda: daemon.fds() == before)
         assert eventually(lambda: daemon.pool_mappings() == 1)
 
@@ -135,7 +145,7 @@ def test_unregister_behind_a_proof(daemon: DaemonProcess) -> None:
             pool_bytes = 2 * engine.block_bytes
             memory = engine.peer.send_memory(fd := native.make_pool_memfd(pool_bytes, "pool"))
             os.close(fd)
-            segments = [(0, engine.block_bytes, [], engine.block_bytes)]
+            segments: Any = [(0, engine.block_bytes, [], engine.block_bytes)]
             pool = engine.peer.ok(
                 "register_pool", engine.handle, "cpu", pool_bytes, 2, segments, memory
             )
@@ -165,7 +175,7 @@ def test_pools_limit(start: Start) -> None:
         engines = [Engine(peer, namespace) for _ in range(2)]
         memory = peer.send_memory(fd := native.make_pool_memfd(4096, "pool"))
         os.close(fd)
-        args = (engines[0].handle, "cpu", 4096, 1, [(0, 4096, [], 4096)], memory)
+        args: Any = (engines[0].handle, "cpu", 4096, 1, [(0, 4096, [], 4096)], memory)
         assert peer.call("register_pool", *args)[0] == Code.BUSY
         peer.ok("unregister_pool", engines[0].pool)
         assert peer.call("register_pool", *args)[0] == Code.OK
@@ -227,67 +237,78 @@ def test_daemon_killed(start: Start) -> None:
 
 # ---------------------------------------------------------------------- other users
 
-_OTHER_USER = """
-import sys
-from pathlib import Path
-from tests.daemon.peer import Engine, Peer, chain, make_namespace
-peer = Peer(Path(sys.argv[1]))
-print("ready", flush=True)
-status = peer.status()
-assert [row["session"] for row in status["sessions"]] == [peer.number], status["sessions"]
-assert status["namespaces"] == [], status["namespaces"]
-foreign = make_namespace("foreign", salt="theirs")
-own = Engine(peer, make_namespace("own", salt="ours"))
-own.store(chain(own.namespace, 2))
-assert [row["model"] for row in peer.status()["namespaces"]] == ["own"]
-assert peer.call("flush", foreign.id, "")[0].name == "NOT_FOUND"
-assert peer.ok("flush", b"", "") == [2, 8192]
-assert peer.call("inject", own.handle, bytes(32), 0)[0].name == "DENIED"
-assert peer.call("metrics")[0].name == "DENIED"
-assert peer.call("events", 0xFFFFFFFF)[0].name == "DENIED"
-print("passed", flush=True)
-own.close()
-peer.close()
-"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_other_user_sees_only_its_own(start: Start) -> None:
-    """A user who is no admin sees and flushes only what is its own, and may inject nothing."""
-    daemon = start(access__group="nogroup", access__socket_mode='"0660"', debug__inject="true")
+def _look_around(directory: Path, foreign_id: bytes) -> str:
+    peer = Peer(directory)
+    status = peer.status()
+    assert [row["session"] for row in status["sessions"]] == [peer.number], status["sessions"]
+    assert status["namespaces"] == [], status["namespaces"]
+    own = Engine(peer, make_namespace("own", salt="ours"))
+    own.store(chain(own.namespace, 2))
+    assert [row["model"] for row in peer.status()["namespaces"]] == ["own"]
+    assert peer.call("flush", foreign_id, "")[0] == Code.NOT_FOUND
+    assert peer.ok("flush", b"", "") == [2, 8192]
+    assert peer.call("inject", own.handle, bytes(32), 0)[0] == Code.DENIED
+    assert peer.call("metrics")[0] == Code.DENIED
+    assert peer.call("events", 0xFFFFFFFF)[0] == Code.DENIED
+    return "passed"
+
+
+def _open_to_group(daemon: DaemonProcess) -> int:
+    """gid of a group that may open the sockets."""
     for path in (daemon.directory.parents[1], daemon.directory.parent):
         path.chmod(0o755)
+    return os.stat(daemon.directory / "session.sock").st_gid
+
+
+@needs_root
+def test_other_user_sees_only_its_own(start: Start) -> None:
+    """A user who is no admin sees and flushes only what is its own, and may inject nothing."""
+    daemon = start(access__group="nogroup", debug__inject="true")
+    group = _open_to_group(daemon)
     namespace = make_namespace("foreign", salt="theirs")
     keys = chain(namespace, 3)
     with daemon.engine(namespace, name="victim") as engine:
         engine.store(keys)
-        group = os.stat(daemon.directory / "session.sock").st_gid
-        child = _child(_OTHER_USER, str(daemon.directory), user=1234, group=group, extra_groups=[])
-        output, _ = child.communicate(timeout=20)
-        assert output == "passed\n"
+        seen = in_child(lambda: _look_around(daemon.directory, namespace.id), uid=1234, gid=group)
+        assert seen == "passed"
         assert engine.lookup(keys) == [1] * 3
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 def test_uid_list(start: Start) -> None:
     """With access.uids another user is refused at the liveness socket; the daemon's own is not."""
     daemon = start(access__group="nogroup", access__uids="[4321]")
-    for path in (daemon.directory.parents[1], daemon.directory.parent):
-        path.chmod(0o755)
-    group = os.stat(daemon.directory / "session.sock").st_gid
-    code = "import sys; from pathlib import Path; from tests.daemon.peer import Peer\n"
-    code += "print('ready', flush=True)\n"
-    code += "try: Peer(Path(sys.argv[1]))\nexcept ConnectionRefusedError as e: print(e)\n"
-    child = _child(code, str(daemon.directory), user=1234, group=group, extra_groups=[])
-    output, _ = child.communicate(timeout=20)
-    assert output == "uid 1234 is not in access.uids\n"
+    group = _open_to_group(daemon)
+
+    def connect() -> str:
+        return Peer(daemon.directory).join.hex()
+
+    refused = "ConnectionRefusedError: uid 1234 is not in access.uids"
+    assert in_child(connect, uid=1234, gid=group) == refused
+    assert len(in_child(connect, uid=4321, gid=group)) == 32
     with daemon.peer() as peer:
         assert peer.call("ping")[0] == Code.OK
 
 
+@needs_root
+def test_join_token_of_another_user(start: Start) -> None:
+    """A join token that leaked does not let another user join the instance."""
+    daemon = start(access__group="nogroup")
+    group = _open_to_group(daemon)
+    with daemon.peer() as peer:
+
+        def join() -> str:
+            thief = Peer(daemon.directory, hello=False)
+            return thief.call("hello", peer.join, 0, "thief")[0].name
+
+        assert in_child(join, uid=1234, gid=group) == "DENIED"
+
+
 def test_sockets_are_private_by_default(daemon: DaemonProcess) -> None:
     """Where the group does not exist the sockets can be opened by their owner only."""
-    time.sleep(0)
-    for name in ("session.sock", "control.sock"):
+    for name in ("session.sock", "control.sock", "events.sock"):
         assert os.stat(daemon.directory / name).st_mode & 0o077 == 0
     assert os.stat(daemon.directory).st_mode & 0o077 == 0
