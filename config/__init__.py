@@ -2,7 +2,7 @@
 
 from evoke.config.errors import ConfigError
 from evoke.config.loader import load
-from evoke.config.schema import Access, Config, Daemon, Debug, Host, Limits
+from evoke.config.schema import Access, Config, Daemon, Debug, Host, Limits, Tenants
 from evoke.config.sockets import default_socket_dir
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Debug",
     "Host",
     "Limits",
+    "Tenants",
     "default_socket_dir",
     "load",
 ]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from evoke.config.rules import Choice, Flag, Integer, Integers, Mode, Rule, Size, Text
 from evoke.config.sizes import parse_size
 
-__all__ = ["Access", "Config", "Daemon", "Debug", "Host", "Limits", "rules"]
+__all__ = ["Access", "Config", "Daemon", "Debug", "Host", "Limits", "Tenants", "rules"]
 
 Threads = Annotated[int, Integer(0, 256)]
 Switch = Annotated[bool, Flag()]
@@ -55,6 +55,15 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tenants:
+    """Quotas of each salt; the blocks without a salt are one tenant more."""
+
+    host_percent: Annotated[int, Integer(1, 100)] = 100
+    grants: Annotated[int, Integer(1, 10_000_000)] = 65_536
+    requests_per_s: Annotated[int, Integer(1, 10_000_000)] = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
 class Access:
     """Who may connect."""
 
@@ -77,6 +86,7 @@ class Config:
     daemon: Daemon = field(default_factory=Daemon)
     host: Host = field(default_factory=Host)
     limits: Limits = field(default_factory=Limits)
+    tenants: Tenants = field(default_factory=Tenants)
     access: Access = field(default_factory=Access)
     debug: Debug = field(default_factory=Debug)
 

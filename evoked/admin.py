@@ -276,7 +276,7 @@ class Admin:
             "instance": _public_name(instance.join) if instance else "",
             "rank": session.rank,
             "pools": len(session.pools),
-            "grants": self._grants.count(session) if instance else 0,
+            "grants": session.grants,
             "inflight_bytes": session.inflight_bytes,
         }
 

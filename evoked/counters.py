@@ -35,6 +35,7 @@ HELP: Final[dict[str, str]] = {
     "grants_made": "reservations and pins granted",
     "grants_expired": "grants ended by their deadline",
     "bad_grants": "releases of a grant that was released, forged, foreign or expired",
+    "tenant_refusals": "requests answered busy for a quota of their tenant",
     "asked": "blocks that engines looked up",
     "hit_host": "of these, found in host DRAM",
     "hit_cxl": "of these, found in CXL DRAM",

@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -282,6 +283,12 @@ class Daemon:
         signal.set_wakeup_fd(-1)
         self._wake_read.close()
         self._wake_write.close()
+        if self._parent_fd is not None:  # embedded: the directory is ours alone
+            Path(self.directory, "control.lock").unlink(missing_ok=True)
+            try:
+                os.rmdir(self.directory)
+            except OSError as error:
+                self._log.warning("directory stays", directory=self.directory, why=str(error))
         os.close(self._lock_fd)
         self.notifier.close()
 

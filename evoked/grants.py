@@ -9,7 +9,7 @@ from evoke.client.wire import Code
 from evoked.counters import Counters
 from evoked.histograms import Histograms
 from evoked.server import Refusal
-from evoked.sessions import Grant, Instance, Session
+from evoked.sessions import Grant, Instance, Session, Tenant
 from evoked.timers import Timers
 
 __all__ = ["Grants"]
@@ -25,26 +25,33 @@ class Grants:
         counters: Counters,
         histograms: Histograms,
         session_max: int,
+        tenant_max: int,
     ) -> None:
         self._timers, self._clock, self._counters = timers, clock, counters
         self._held = histograms["grant_held_s"]
-        self._session_max = session_max
+        self._session_max, self._tenant_max = session_max, tenant_max
         self._grants: dict[int, Grant] = {}
 
     def __len__(self) -> int:
         return len(self._grants)
 
-    def count(self, session: Session) -> int:
-        assert session.instance is not None
-        return sum(1 for g in session.instance.grants.values() if g.session is session)
-
-    def check_room(self, session: Session) -> None:
-        if self.count(session) >= self._session_max:
+    def check_room(self, session: Session, tenant: Tenant) -> None:
+        """BUSY at the session's or its tenant's limit."""
+        if session.grants >= self._session_max:
             limit = self._session_max
             raise Refusal(Code.BUSY, "", f"limits.session_grants = {limit} are held")
+        if tenant.grants >= self._tenant_max:
+            self._counters.add("tenant_refusals")
+            limit = self._tenant_max
+            raise Refusal(Code.BUSY, "namespace", f"tenants.grants = {limit} are held")
 
     def make(
-        self, session: Session, hold_ms: int, end: Callable[[], None], details: object
+        self,
+        session: Session,
+        tenant: Tenant,
+        hold_ms: int,
+        end: Callable[[], None],
+        details: object,
     ) -> Grant:
         instance = session.instance
         assert instance is not None
@@ -54,6 +61,7 @@ class Grants:
             number=number,
             instance=instance,
             session=session,
+            tenant=tenant,
             end=end,
             details=details,
             made_s=self._clock(),
@@ -63,6 +71,8 @@ class Grants:
         )
         self._grants[number] = grant
         instance.grants[number] = grant
+        session.grants += 1
+        tenant.grants += 1
         self._counters.add("grants_made")
         return grant
 
@@ -88,6 +98,8 @@ class Grants:
     def _end(self, grant: Grant, *, expired: bool) -> None:
         del self._grants[grant.number]
         del grant.instance.grants[grant.number]
+        grant.session.grants -= 1
+        grant.tenant.grants -= 1
         assert grant.timer is not None
         grant.timer.cancel()
         self._held.add(self._clock() - grant.made_s)

@@ -118,7 +118,7 @@ class Reads:
     def pin(self, session: Session, number: int, args: wire.Pin) -> Any:
         entry = self._registry.namespace(session, args.namespace)
         request = Request(entry, args.keys, args.first, b"")
-        self._grants.check_room(session)
+        self._grants.check_room(session, entry.tenant)
         rows, _, results = self._find(request)
         if not len(rows):
             return [0, results.tobytes()]
@@ -127,7 +127,7 @@ class Reads:
         def end() -> None:
             self._balance.free(self._index.unhold(rows))
 
-        grant = self._grants.make(session, args.hold_ms, end, Pinned(entry, rows))
+        grant = self._grants.make(session, entry.tenant, args.hold_ms, end, Pinned(entry, rows))
         return [grant.number, results.tobytes()]
 
     def unpin(self, session: Session, number: int, args: wire.Grant) -> Any:

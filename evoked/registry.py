@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -11,11 +12,11 @@ from numpy.typing import NDArray
 
 from evoke.client import wire
 from evoke.client.errors import BadArgument
-from evoke.client.namespace import Namespace
+from evoke.client.namespace import Namespace, NoSalt
 from evoke.client.wire import Code
 from evoke.core import native
 from evoked.server import Refusal
-from evoked.sessions import Instance, NamespaceEntry, PoolEntry, Session
+from evoked.sessions import Instance, NamespaceEntry, PoolEntry, Session, Tenant
 
 __all__ = ["Registry", "Request"]
 
@@ -72,21 +73,24 @@ class Registry:
         self.instances: dict[bytes, Instance] = {}
         self.namespaces: dict[int, NamespaceEntry] = {}
         self._by_id: dict[bytes, NamespaceEntry] = {}
+        self._tenants: dict[str | NoSalt, Tenant] = {}
+        self.admit: Callable[[Tenant], None] = lambda tenant: None
         self._next_pool = 1
 
     # ------------------------------------------------------------------ verbs
     def hello(self, session: Session, request: int, args: wire.Hello) -> Any:
         if session.instance is not None:
             raise Refusal(Code.BAD_ARGUMENT, "token", "this session has said hello before")
-        if args.join:
-            instance = self.instances.get(args.join)
-            if instance is None:
-                raise Refusal(Code.NOT_FOUND, "join", "no instance of this token lives")
-            if any(member.peer.uid != session.peer.uid for member in instance.sessions.values()):
-                raise Refusal(Code.DENIED, "join", "the instance belongs to another user")
-        else:
-            instance = Instance(join=secrets.token_bytes(wire.TOKEN_BYTES))
-            self.instances[instance.join] = instance
+        if args.join and len(args.join) != wire.TOKEN_BYTES:
+            sentence = f"{len(args.join)} bytes, expected {wire.TOKEN_BYTES} or none"
+            raise Refusal(Code.BAD_ARGUMENT, "join", sentence)
+        join = args.join or secrets.token_bytes(wire.TOKEN_BYTES)
+        # An unknown token founds its instance: after a restart of the daemon the ranks of an
+        # engine find each other again by the token that they have.
+        instance = self.instances.get(join) or Instance(join=join)
+        if any(member.peer.uid != session.peer.uid for member in instance.sessions.values()):
+            raise Refusal(Code.DENIED, "join", "the instance belongs to another user")
+        self.instances[join] = instance
         instance.sessions[session.number] = session
         session.instance, session.rank, session.name = instance, args.rank, args.name
         return [instance.join, session.number]
@@ -114,7 +118,11 @@ class Registry:
             limit = self._namespaces_max
             raise Refusal(Code.BUSY, "encoded", f"limits.namespaces = {limit} are in use")
         number, secret = self._index.add_namespace(len(namespace.parts))
-        entry = NamespaceEntry(number=number, id=namespace.id, namespace=namespace, secret=secret)
+        tenant = self._tenants.setdefault(namespace.salt, Tenant())
+        entry = NamespaceEntry(
+            number=number, id=namespace.id, namespace=namespace, secret=secret, tenant=tenant
+        )
+        tenant.namespaces.add(entry)
         self.namespaces[number] = entry
         self._by_id[entry.id] = entry
         return entry
@@ -126,6 +134,9 @@ class Registry:
                 self._index.drop_namespace(entry.number)
                 del self.namespaces[entry.number]
                 del self._by_id[entry.id]
+                entry.tenant.namespaces.discard(entry)
+                if not entry.tenant.namespaces and not entry.tenant.grants:
+                    del self._tenants[entry.namespace.salt]
 
     def register_pool(self, session: Session, request: int, args: wire.RegisterPool) -> Any:
         entry = self.namespace(session, args.namespace)
@@ -170,10 +181,12 @@ class Registry:
 
     # ------------------------------------------------------------------ look-ups by other verbs
     def namespace(self, session: Session, number: int) -> NamespaceEntry:
+        """Of a request: it counts for the tenant's rate."""
         entry = session.namespaces.get(number)
         if entry is None:
             sentence = f"{number} was not registered by this session"
             raise Refusal(Code.NOT_FOUND, "namespace", sentence)
+        self.admit(entry.tenant)
         return entry
 
     def pool(self, session: Session, number: int, entry: NamespaceEntry | None) -> PoolEntry:

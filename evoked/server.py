@@ -137,7 +137,9 @@ class Server:
                 self.rebind()
                 return count
             self._handle(frames)
-            if not self.socket.getsockopt(zmq.EVENTS) & READABLE:  # cheaper than zmq.Again
+            events = self.socket.getsockopt(zmq.EVENTS)  # cheaper than zmq.Again
+            assert isinstance(events, int)
+            if not events & READABLE:
                 return count + 1
         return FRAMES_PER_TURN
 

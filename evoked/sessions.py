@@ -18,9 +18,35 @@ from evoke.core import native
 from evoked.peers import Peer
 from evoked.timers import Timer
 
-__all__ = ["Grant", "Instance", "NamespaceEntry", "PoolEntry", "Session"]
+__all__ = ["Grant", "Instance", "NamespaceEntry", "PoolEntry", "Session", "Tenant"]
 
 ASKS_REMEMBERED = 4096
+
+
+class Bucket:
+    """Token bucket of one second's depth."""
+
+    __slots__ = ("_at_s", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens = self._at_s = 0.0
+
+    def take(self, now_s: float, per_s: int) -> bool:
+        self._tokens = min(float(per_s), self._tokens + (now_s - self._at_s) * per_s)
+        self._at_s = now_s
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+@dataclass(kw_only=True, eq=False)
+class Tenant:
+    """All namespaces of one salt (or of no salt), and what they use of its quotas."""
+
+    namespaces: set[NamespaceEntry] = field(default_factory=set)
+    bucket: Bucket = field(default_factory=Bucket)
+    grants: int = 0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -32,6 +58,7 @@ class NamespaceEntry:
     id: bytes
     namespace: Namespace
     secret: bytes
+    tenant: Tenant
     generation: int = 0
     sessions: set[int] = field(default_factory=set)
 
@@ -60,6 +87,7 @@ class Grant:
     number: int
     instance: Instance
     session: Session
+    tenant: Tenant
     end: Callable[[], None]
     made_s: float
     timer: Timer | None = None
@@ -93,8 +121,8 @@ class Session:
         self.fence_fd = native.FencePage.make()
         self.fence = native.FencePage(self.fence_fd)
         self.inflight_bytes = 0
-        self.allowance = 0.0
-        self.allowance_at_s = 0.0
+        self.grants = 0
+        self._bucket = Bucket()
         self._asks: OrderedDict[int, None] = OrderedDict()
 
     def first_ask(self, ask: int) -> bool:
@@ -107,14 +135,8 @@ class Session:
         return True
 
     def allow(self, now_s: float, per_s: int) -> bool:
-        """Token bucket of one second's depth."""
-        elapsed_s = now_s - self.allowance_at_s
-        self.allowance = min(float(per_s), self.allowance + elapsed_s * per_s)
-        self.allowance_at_s = now_s
-        if self.allowance < 1.0:
-            return False
-        self.allowance -= 1.0
-        return True
+        """False when the session asks more often than per_s."""
+        return self._bucket.take(now_s, per_s)
 
     def close(self) -> None:
         """Gives back fds and mappings. Running copies keep their pool mapped until they end."""

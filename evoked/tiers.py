@@ -100,6 +100,7 @@ class Balance:
         self._tier, self._index, self._counters = tier, index, counters
         self._announcer = announcer
         self.policy = policy
+        self.capacity_bytes = tier.capacity_bytes
 
     def place(self, block_bytes: int, count: int) -> U64:
         """Places for up to count blocks, evicting for them; fewer when nothing more may leave."""

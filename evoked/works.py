@@ -22,6 +22,7 @@ from evoked.reads import Reads
 from evoked.registry import Registry
 from evoked.server import Handler, Replier
 from evoked.sessions import Session
+from evoked.tenants import Tenants
 from evoked.tiers import Balance, HostTier
 from evoked.timers import Timers
 from evoked.transfers import Transfers
@@ -63,7 +64,23 @@ class Works:
         self.transfers = Transfers(
             engine, self.histograms, limits.session_inflight_bytes, config.daemon.verify_fetch
         )
-        self.grants = Grants(self.timers, clock, counters, self.histograms, limits.session_grants)
+        self.grants = Grants(
+            self.timers,
+            clock,
+            counters,
+            self.histograms,
+            limits.session_grants,
+            config.tenants.grants,
+        )
+        self.tenants = Tenants(
+            self.index,
+            self.balance,
+            counters,
+            clock,
+            share_bytes=self.tier.capacity_bytes * config.tenants.host_percent // 100,
+            requests_per_s=config.tenants.requests_per_s,
+        )
+        self.registry.admit = self.tenants.admit
         self.parts = Parts(
             self.index,
             self.tier,
@@ -92,7 +109,17 @@ class Works:
             sessions=sessions,
             copy=copy,
         )
-        writes = Writes(*shared, self.tier, *moves, self.parts, counters, self.announcer)
+        writes = Writes(
+            *shared,
+            self.tier,
+            self.balance,
+            self.tenants,
+            self.transfers,
+            self.grants,
+            self.parts,
+            counters,
+            self.announcer,
+        )
         reads = Reads(*shared, *moves, counters, self.announcer)
         self.handlers: dict[str, Handler] = {}
         for owner, verbs in (

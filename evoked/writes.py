@@ -16,6 +16,7 @@ from evoked.parts import OUTCOMES, Parts, PartState, PendingBlock
 from evoked.registry import Registry, Request
 from evoked.server import DEFERRED, Refusal, Replier
 from evoked.sessions import Grant, NamespaceEntry, PoolEntry, Session
+from evoked.tenants import Tenants
 from evoked.tiers import U32, U64, Balance, Tier
 from evoked.transfers import U8, Transfers
 
@@ -40,6 +41,7 @@ class Writes:
         index: native.Index,
         tier: Tier,
         balance: Balance,
+        tenants: Tenants,
         transfers: Transfers,
         grants: Grants,
         parts: Parts,
@@ -47,7 +49,8 @@ class Writes:
         announcer: Announcer,
     ) -> None:
         self._replier, self._registry, self._index, self._tier = replier, registry, index, tier
-        self._balance, self._transfers, self._grants = balance, transfers, grants
+        self._balance, self._tenants = balance, tenants
+        self._transfers, self._grants = transfers, grants
         self._parts, self._counters = parts, counters
         self._announcer = announcer
 
@@ -64,7 +67,7 @@ class Writes:
         if len(entry.namespace.parts) > 1:
             return self._store_parts(session, number, args, request, pool)
         results, missing, held = self._open(request)
-        refs = self._balance.place(entry.part_bytes(0), len(missing))
+        refs = self._tenants.place(entry, entry.part_bytes(0), len(missing))
         results[missing[len(refs) :]] = Stored.REFUSED
         missing = missing[: len(refs)]
         if not len(missing):
@@ -159,7 +162,8 @@ class Writes:
                 blocks.append((position, block))
             else:  # another rank that shares this part stored it, or is at it
                 results[position] = Stored.INCOMPLETE
-        refs = self._balance.place(request.entry.part_bytes(pool.part), len(blocks))
+        part_bytes = request.entry.part_bytes(pool.part)
+        refs = self._tenants.place(request.entry, part_bytes, len(blocks))
         for _, block in blocks[len(refs) :]:
             self._parts.settle(session, block)
         blocks = blocks[: len(refs)]
@@ -212,7 +216,7 @@ class Writes:
         entry = self._registry.namespace(session, args.namespace)
         request = Request(entry, args.keys, args.first, args.parent)
         request.check_parent()
-        self._grants.check_room(session)
+        self._grants.check_room(session, entry.tenant)
         if not request.count:
             return [0, b""]
         results, missing, held = self._open(request)
@@ -235,13 +239,13 @@ class Writes:
                     self._counters.add("blocks_dropped")
                     self._parts.drop(block)
 
-        grant = self._grants.make(session, args.hold_ms, end, blocks)
+        grant = self._grants.make(session, entry.tenant, args.hold_ms, end, blocks)
         return [grant.number, results.tobytes()]
 
     def _place_all(self, entry: NamespaceEntry, count: int) -> list[list[int]]:
         """Places for all parts of up to count blocks; what does not make a whole block is freed."""
         sizes = [part.part_bytes for part in entry.namespace.parts]
-        places = [self._balance.place(size, count) for size in sizes]
+        places = [self._tenants.place(entry, size, count) for size in sizes]
         whole = min(len(refs) for refs in places)
         for refs in places:
             self._balance.free(refs[whole:])

@@ -286,3 +286,20 @@ def _ended(pidfd: int) -> bool:
         return bool(poll.poll(10_000))
     finally:
         os.close(pidfd)
+
+
+def test_ranks_find_each_other_again_after_a_restart(start: Start, joined: Connect) -> None:
+    """The processes of an engine are one engine in the next daemon as well, whoever comes first."""
+    daemon = start()
+    first = joined(raise_errors=True)
+    second = joined(raise_errors=True, join=first.join_token, rank=1)
+    daemon.kill()
+    start()
+    for client in (second, first):
+        deadline = time.monotonic() + 5
+        while not client.connected:
+            assert time.monotonic() < deadline
+            client.link.connection(time.monotonic() + 1)
+    sessions = first.status()["sessions"]
+    assert len({row["instance"] for row in sessions}) == 1
+    assert sorted(row["rank"] for row in sessions) == [0, 1]

@@ -230,17 +230,16 @@ def test_rank_beyond_the_namespace(daemon: DaemonProcess) -> None:
 
 
 def test_join_token(daemon: DaemonProcess) -> None:
-    """An invented or outlived join token joins nothing; a living one joins its instance."""
+    """A living token joins its instance; one that outlived its daemon founds an instance again."""
     with daemon.peer() as a, daemon.peer(join=a.join) as b:
-        join = a.join
         assert b.join == a.join
-        assert b.number != a.number
         rows = {row["session"]: row["instance"] for row in a.status()["sessions"]}
         assert rows[a.number] == rows[b.number]
-    with daemon.peer(hello=False) as peer:
-        for token in (b"x" * 16, join):
-            code, result = peer.call("hello", token, 0, "stranger")
-            assert (code, result[0]) == (Code.NOT_FOUND, "join")
+        with daemon.peer(join=b"x" * 16) as c, daemon.peer(join=b"x" * 16) as d:
+            assert c.join == d.join == b"x" * 16
+        with daemon.peer(hello=False) as e:
+            code, result = e.call("hello", b"short", 0, "")
+            assert (code, result[0]) == (Code.BAD_ARGUMENT, "join")
 
 
 def test_eviction_takes_all_parts(start: Start) -> None:

@@ -1,0 +1,71 @@
+"""Tenants (salts) and their quotas: bytes of the host tier, grants, requests per second.
+
+A tenant at its share of the tier makes room from its own blocks, never from another's; so nobody
+can be pushed out by a tenant that is over its share. Bytes that are being copied in count when they
+are committed, so a share can be exceeded by what its sessions have under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from evoke.client.wire import Code
+from evoke.core import native
+from evoked.counters import Counters
+from evoked.server import Refusal
+from evoked.sessions import NamespaceEntry, Tenant
+from evoked.tiers import U64, Balance
+
+__all__ = ["Tenants"]
+
+
+class Tenants:
+    """Applies the quotas of the configuration; all tenants have the same."""
+
+    def __init__(
+        self,
+        index: native.Index,
+        balance: Balance,
+        counters: Counters,
+        clock: Callable[[], float],
+        *,
+        share_bytes: int,
+        requests_per_s: int,
+    ) -> None:
+        self._index, self._balance, self._counters = index, balance, counters
+        self._clock = clock
+        self._share_bytes, self._requests_per_s = share_bytes, requests_per_s
+
+    def admit(self, tenant: Tenant) -> None:
+        """One request; BUSY above the tenant's rate."""
+        if not tenant.bucket.take(self._clock(), self._requests_per_s):
+            self._counters.add("tenant_refusals")
+            limit = self._requests_per_s
+            raise Refusal(Code.BUSY, "namespace", f"over tenants.requests_per_s = {limit}")
+
+    def place(self, entry: NamespaceEntry, part_bytes: int, count: int) -> U64:
+        """Places for up to count parts within the tenant's share."""
+        if self._share_bytes < self._balance.capacity_bytes:
+            count = self._within_share(entry, part_bytes, count)
+        if count <= 0:
+            return np.empty(0, np.uint64)
+        return self._balance.place(part_bytes, count)
+
+    def used_bytes(self, tenant: Tenant) -> int:
+        numbers = {entry.number for entry in tenant.namespaces}
+        return sum(row["bytes"] for row in self._index.usage() if row["namespace"] in numbers)
+
+    def _within_share(self, entry: NamespaceEntry, part_bytes: int, count: int) -> int:
+        """How many of count parts fit in the share, after its own oldest blocks made room."""
+        room_bytes = self._share_bytes - self.used_bytes(entry.tenant)
+        # The namespace that asks gives first; its siblings follow.
+        for sibling in sorted(entry.tenant.namespaces, key=lambda other: other is not entry):
+            missing_bytes = count * part_bytes - room_bytes
+            if missing_bytes <= 0:
+                return count
+            rows = self._index.victims(1, missing_bytes, sibling.number)
+            self._balance.evict(rows)
+            room_bytes = self._share_bytes - self.used_bytes(entry.tenant)
+        return min(count, max(0, room_bytes // part_bytes))
