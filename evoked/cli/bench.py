@@ -20,15 +20,15 @@ from rich.table import Table
 from evoke.client import Client, EvokeError, connect
 from evoke.core import native
 from evoked.cli.bench_memory import BATCH_BYTES, LAYOUTS, load_limit
-from evoked.cli.bench_run import Bench, Raw, WrongBytes, lookup_us, round_trips_us
+from evoked.cli.bench_run import FIGURE_BATCHES, Bench, Raw, WrongBytes, lookup_us, round_trips_us
 from evoked.cli.control import fail, json_option, socket_option
 from evoked.cli.demo_run import Daemon, DemoError
 
 __all__ = ["bench"]
 
-ARENA_BATCHES: Final = 8
+ARENA_BATCHES: Final = 3 * FIGURE_BATCHES
 SPARE_BYTES: Final = 96 << 20  # look-ups' blocks, and what extents of other sizes leave unused
-ROUNDS, ROUNDS_QUICK = 21, 9
+ROUNDS, ROUNDS_QUICK = 15, 7
 ROUND_TRIPS, ROUND_TRIPS_QUICK = 1000, 400
 UNREACHABLE: Final = 3
 Show = Callable[[], None]
@@ -154,8 +154,8 @@ def _arena_bytes(client: Client) -> int:
     """What the bench may fill between two flushes of its own blocks."""
     capacity_bytes = int(client.status()["tiers"][0]["capacity_bytes"])
     arena_bytes = min(ARENA_BATCHES * BATCH_BYTES, capacity_bytes - SPARE_BYTES)
-    if arena_bytes < BATCH_BYTES:
-        least = (BATCH_BYTES + SPARE_BYTES) >> 20
+    if arena_bytes < FIGURE_BATCHES * BATCH_BYTES:
+        least = (FIGURE_BATCHES * BATCH_BYTES + SPARE_BYTES) >> 20
         fail(f"host tier of {capacity_bytes >> 20} MiB: the bench needs {least} MiB")
     return arena_bytes
 

@@ -24,9 +24,10 @@ from evoked.cli.bench_memory import (
     huge_memory,
 )
 
-__all__ = ["POOL_BATCHES", "Bench", "WrongBytes", "lookup_us", "round_trips_us"]
+__all__ = ["FIGURE_BATCHES", "Bench", "WrongBytes", "lookup_us", "round_trips_us"]
 
 POOL_BATCHES: Final = 3  # of each half of the pool: stores read from one, fetches write the other
+FIGURE_BATCHES: Final = POOL_BATCHES + 1  # stored for one figure
 TIMEOUT_S: Final = 30.0
 LOOKUP_KEYS: Final = 512
 LOOKUPS: Final = 1000
@@ -60,7 +61,8 @@ class Bench:
         self.space = client.namespace(shape.namespace("evokectl bench", salt))
         self._make_pools()
         self.baseline = Baseline(shape.block_bytes, self._half)
-        self._private = huge_memory(self.blocks * shape.block_bytes)
+        private = huge_memory(self.blocks * shape.block_bytes)
+        self._private = private.reshape(self.blocks, shape.block_bytes)
         slots = 2 * self._half
         self.engine = EngineBench(shape, self.memory, slots, self.baseline, limit)
         self._plain_layout = native.Layout(
@@ -90,76 +92,90 @@ class Bench:
 
     def warm(self) -> None:
         """Touch every page of the pool, on all sides, and of the arena."""
-        slots = np.arange(2 * self._half)
+        halves = np.split(np.arange(2 * self._half), 2)
         for pool in (self.plain, self.hf):
-            for begin in range(0, len(slots), self.blocks):
-                some = slots[begin : begin + self.blocks]
-                chain = self._fresh_chain(len(some))
-                self._store(pool, chain, some)
-                self._fetch(pool, chain, some)
+            for slots in halves:
+                self._measure_pair("", pool, slots, slots)
         self.engine.warm()
+        self.raw.clear()
 
     # ------------------------------------------------------------ a round
 
-    def measure(self, *, engine: bool = True) -> None:
-        sources = self._random.permutation(self._half)[: self.blocks]
-        targets = self._half + self._random.permutation(self._half)[: self.blocks]
+    def measure(self) -> None:
+        """Each figure is of POOL_BATCHES requests in a row, after one that only warms up; its
+        memcpy is the mean of the one before and the one after it."""
+        half = self._half
+        sources = self._random.permutation(half)
+        targets = half + self._random.permutation(half)
+        copies = [self._memcpy(targets, sources)]
         for name, pool in (("", self.plain), ("hf_", self.hf)):
-            chain = self._fresh_chain(self.blocks)
-            self._measure_pair(name, pool, chain, sources, targets)
+            self._measure_pair(name, pool, sources, targets)
             self._verify(pool, sources, targets)
-        self._measure_staged(sources, targets)
-        if engine:  # it overwrites the pool, which keeps random bytes all the same
-            slots, places = targets.astype(np.uint32), sources.astype(np.uint32)
-            self.engine.measure(slots, places, self._record)
+            copies.append(self._memcpy(targets, sources))
+        self._record("kernel", self._kernel(targets, sources))
+        self._measure_staged(targets)
+        copies.append(self._memcpy(targets, sources))
+        for i, name in enumerate(("", "hf_", "staged_")):
+            self._record(f"memcpy/{name}", (copies[i] + copies[i + 1]) / 2)
+        # It overwrites the pool, which keeps random bytes all the same.
+        slots, places = targets.astype(np.uint32), sources.astype(np.uint32)
+        self.engine.measure(slots[: self.blocks], places[: self.blocks], self._record)
 
-    def _measure_pair(
-        self, name: str, pool: Pool, chain: Chain, sources: Ints, targets: Ints
-    ) -> None:
-        before = self._memcpy(targets, sources)
-        self._timed(f"{name}store", lambda: self._store(pool, chain, sources))
-        self._timed(f"{name}fetch", lambda: self._fetch(pool, chain, targets))
-        after = self._memcpy(targets, sources)
-        self._record(f"memcpy/{name}", (before + after) / 2)
-        if not name:
-            self._record("kernel", self._kernel(targets, sources))
-
-    def _measure_staged(self, sources: Ints, targets: Ints) -> None:
-        """An engine whose memory is its own: through the pool, by copies of its own."""
-        private = self._private.reshape(self.blocks, -1)
-        chain = self._fresh_chain(self.blocks)
-        before = self._memcpy(targets, sources)
+    def _measure_pair(self, name: str, pool: Pool, sources: Ints, targets: Ints) -> None:
+        first, *chains = self._fresh_chains()
 
         def store() -> None:
-            for slot, block in zip(targets.tolist(), private, strict=True):
-                self._bytes[slot] = block
-            self._store(self.plain, chain, targets)
+            for chain, slots in zip(chains, np.split(sources, POOL_BATCHES), strict=True):
+                self._store(pool, chain, slots)
 
         def fetch() -> None:
-            self._fetch(self.plain, chain, targets)
-            for slot, block in zip(targets.tolist(), private, strict=True):
-                block[:] = self._bytes[slot]
+            for chain, slots in zip(chains, np.split(targets, POOL_BATCHES), strict=True):
+                self._fetch(pool, chain, slots)
 
-        private[:] = self._bytes[sources]
-        kept = private.copy()
+        self._store(pool, first, sources[: self.blocks])
+        self._timed(f"{name}store", store)
+        self._fetch(pool, first, targets[: self.blocks])
+        self._timed(f"{name}fetch", fetch)
+
+    def _measure_staged(self, targets: Ints) -> None:
+        """An engine whose memory is its own: through the pool, by copies of its own."""
+        private, batches = self._private, np.split(targets, POOL_BATCHES)
+        first, *chains = self._fresh_chains()
+
+        def store() -> None:
+            for chain, slots in zip(chains, batches, strict=True):
+                for slot, block in zip(slots.tolist(), private, strict=True):
+                    self._bytes[slot] = block
+                self._store(self.plain, chain, slots)
+
+        def fetch() -> None:
+            for chain, slots in zip(chains, batches, strict=True):
+                self._fetch(self.plain, chain, slots)
+                for slot, block in zip(slots.tolist(), private, strict=True):
+                    block[:] = self._bytes[slot]
+
+        kept = self._bytes[: self.blocks].copy()
+        private[:] = kept
+        self._store(self.plain, first, batches[0])
         self._timed("staged_store", store)
         self._bytes[targets] = 0
         private[:] = 0
+        self._fetch(self.plain, first, batches[0])
         self._timed("staged_fetch", fetch)
-        self._record("memcpy/staged_", (before + self._memcpy(targets, sources)) / 2)
         if not np.array_equal(kept, private):
             raise WrongBytes("staged blocks came back changed")
 
     def _timed(self, name: str, action: Callable[[], None]) -> None:
+        """Seconds of one request: `action` makes POOL_BATCHES of them."""
         daemon_s, client_s = time.clock_gettime(self._clock), time.process_time()
         began = time.perf_counter()
         action()
         wall_s = time.perf_counter() - began
         client_s = time.process_time() - client_s
         daemon_s = time.clock_gettime(self._clock) - daemon_s
-        self._record(f"cpu/{name}", client_s + daemon_s)
-        self._record(f"client/{name}", client_s)
-        self._record(f"wall/{name}", wall_s)
+        self._record(f"cpu/{name}", (client_s + daemon_s) / POOL_BATCHES)
+        self._record(f"client/{name}", client_s / POOL_BATCHES)
+        self._record(f"wall/{name}", wall_s / POOL_BATCHES)
 
     def _record(self, name: str, value: float) -> None:
         self.raw.setdefault(name, []).append(value)
@@ -177,15 +193,15 @@ class Bench:
             raise WrongBytes(f"fetched {result.hits} of {len(slots)} blocks: {result.error}")
 
     def _memcpy(self, targets: Ints, sources: Ints) -> float:
-        """CPU seconds on the core where the daemon's busiest thread was last."""
+        """CPU seconds a batch, on the core where the daemon's busiest thread was last."""
         to, begin = (targets - self._half).tolist(), sources.tolist()
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {_last_core(self._pid)} & cores or cores)
         try:
             began, wall = time.thread_time(), time.perf_counter()
             self.baseline.memcpy(to, begin)
-            self._record("wall/memcpy", time.perf_counter() - wall)
-            return time.thread_time() - began
+            self._record("wall/memcpy", (time.perf_counter() - wall) / POOL_BATCHES)
+            return (time.thread_time() - began) / POOL_BATCHES
         finally:
             os.sched_setaffinity(0, cores)
 
@@ -197,19 +213,22 @@ class Bench:
         began = time.thread_time()
         for i, out in enumerate(outs):
             self._plain_layout.gather(self.baseline.source.ctypes.data, slots[i : i + 1], out)
-        return time.thread_time() - began
+        return (time.thread_time() - began) / POOL_BATCHES
 
     # ------------------------------------------------------------ not timed
 
-    def _fresh_chain(self, blocks: int) -> Chain:
-        """Keys that were never used, and room for their blocks without evicting any."""
-        if self._stored_batches == self._arena_batches:
+    def _fresh_chains(self) -> list[Chain]:
+        """Chains of new keys for one figure, and room to store them all without evicting."""
+        if self._stored_batches + FIGURE_BATCHES > self._arena_batches:
             self.client.flush(self.space)
             self._stored_batches = 0
-        self._stored_batches += 1
-        self._turns += 1
-        tokens = np.full(blocks * BLOCK_TOKENS, self._turns, np.uint32)
-        return self.space.keys(tokens)
+        self._stored_batches += FIGURE_BATCHES
+        chains = []
+        for _ in range(FIGURE_BATCHES):
+            self._turns += 1
+            tokens = np.full(self.blocks * BLOCK_TOKENS, self._turns, np.uint32)
+            chains.append(self.space.keys(tokens))
+        return chains
 
     def _verify(self, pool: Pool, sources: Ints, targets: Ints) -> None:
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
