@@ -1,15 +1,17 @@
 """Readers of the published table while the daemon writes it."""
 
+import ctypes
 import fcntl
 import inspect
 import mmap
 import os
+import pathlib
 import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ HEADER_BYTES = 4096
 BUCKET_BYTES = 64
 ADD_SEALS, SEALS = 1033, 1 | 2 | 4 | 16  # SEAL, SHRINK, GROW, FUTURE_WRITE
 
-# A key whose tag under this secret names bucket 0, then bucket 1, of two.
+# A key whose tag under this secret names these two buckets of 1024, which lie on different pages.
+BUCKETS, FIRST, SECOND = 1024, 230, 539
 SECRET = bytes(16)
 KEY = bytes([0]).ljust(32, b"\0")
 TAG = bytes.fromhex("e6a8ff0b0c5f2d3b1bda99bc669d4e6f")
@@ -53,14 +56,11 @@ def index() -> Iterator[native.Index]:
     index.close()
 
 
-def churn(index: native.Index, namespace: int, until: float, moving: bytes) -> int:
-    """Insert and erase `moving` over and over; grow now and then. How often."""
-    rounds = 0
-    while time.monotonic() < until:
+def churn(index: native.Index, namespace: int, moving: bytes, go_on: Callable[[], bool]) -> None:
+    """Insert and erase `moving` over and over."""
+    while go_on():
         insert(index, namespace, moving)
         index.erase(index.find(namespace, moving))
-        rounds += 1
-    return rounds
 
 
 def lost_keys(view: native.TableView, secret: bytes, keys: bytes, missed: Iterable[int]) -> int:
@@ -103,8 +103,10 @@ def test_threads_read_while_the_daemon_writes(index: native.Index) -> None:
     for reader in readers:
         reader.start()
     seed = 100
+    deadline: list[float] = []
     for _ in range(12):
-        churn(index, namespace, time.monotonic() + 0.1, moving)
+        deadline.append(time.monotonic() + 0.1)
+        churn(index, namespace, moving, lambda: time.monotonic() < deadline[-1])
         epoch = index.table_epoch
         while len(index) < 60_000 and index.table_epoch == epoch:
             insert(index, namespace, random_keys(2000, seed))
@@ -134,8 +136,8 @@ absent = np.random.default_rng(3).bytes(32 * 1000)
 print("ready", flush=True)
 lookups = missed = lost = wrong = changes = 0
 was = None
-until = time.monotonic() + 1.5
-while time.monotonic() < until:
+until = time.monotonic() + 30
+while (lookups < 1000 or changes < 20) and time.monotonic() < until:
     misses = np.flatnonzero(view.lookup(secret, staying) == 0).tolist()
     missed += len(misses)
     lost += lost_keys(view, secret, staying, misses)
@@ -164,11 +166,11 @@ def test_a_process_reads_while_the_daemon_writes() -> None:
     with process:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "ready"
-        churn(index, namespace, time.monotonic() + 1.5, random_keys(1000, 2))
+        churn(index, namespace, random_keys(1000, 2), lambda: process.poll() is None)
         output, _ = process.communicate(timeout=60)
     lookups, missed, lost, wrong, changes = map(int, output.split())
-    assert lookups > 20
-    assert changes > 2
+    assert lookups >= 1000
+    assert changes >= 20
     assert wrong == lost == 0
     assert missed <= lookups  # of 1000 keys each
     index.check()
@@ -201,24 +203,35 @@ def test_closing_during_a_lookup_is_safe(index: native.Index) -> None:
 
 
 class HandMadeTable:
-    """A table of two buckets with one key, which may be in either; its words can be set."""
+    """A table with one key, which may be in either of its buckets; its words can be set."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("table", os.MFD_ALLOW_SEALING)
-        size = HEADER_BYTES + 2 * BUCKET_BYTES
+        size = HEADER_BYTES + BUCKETS * BUCKET_BYTES
         os.ftruncate(self.fd, size)
         self.mapping = mmap.mmap(self.fd, size)
         fcntl.fcntl(self.fd, ADD_SEALS, SEALS)
-        self.mapping[:32] = struct.pack("<8sIIQQ", b"EVKTABLE", 1, HEADER_BYTES, 2, 1)
-        for bucket in (0, 1):
-            at = HEADER_BYTES + BUCKET_BYTES * bucket + 16
-            self.mapping[at : at + 16] = TAG
+        self.mapping[:32] = struct.pack("<8sIIQQ", b"EVKTABLE", 1, HEADER_BYTES, BUCKETS, 1)
         self.words = np.frombuffer(self.mapping, np.uint32)
-        first = HEADER_BYTES // 4
-        self.buckets = [self.words[first + 16 * n : first + 16 * n + 4] for n in (0, 1)]
+        self.first, self.second = ((HEADER_BYTES + BUCKET_BYTES * n) // 4 for n in (FIRST, SECOND))
+        for word in (self.first, self.second):
+            self.mapping[4 * word + 16 : 4 * word + 32] = TAG
+
+    def forget_page(self, word: int) -> Callable[[], object]:
+        """What unmaps the page of a word for readers: their next look at it is a page fault."""
+        inode = str(os.fstat(self.fd).st_ino)
+        (start,) = [
+            int(line.split("-")[0], 16)
+            for line in pathlib.Path("/proc/self/maps").read_text().splitlines()
+            if line.split()[1] == "r--s" and line.split()[4] == inode
+        ]
+        address = ctypes.c_void_p(start + 4 * word // mmap.PAGESIZE * mmap.PAGESIZE)
+        madvise = ctypes.CDLL(None).madvise
+        length = ctypes.c_long(mmap.PAGESIZE)
+        return lambda: madvise(address, length, mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        del self.words, self.buckets
+        del self.words
         self.mapping.close()
         os.close(self.fd)
 
@@ -233,42 +246,47 @@ def hand_made() -> Iterator[HandMadeTable]:
 def test_bucket_in_writing_is_a_miss(hand_made: HandMadeTable) -> None:
     """A daemon that died within a bucket leaves a miss, at once, and no look-up hangs."""
     view = native.TableView(hand_made.fd)
-    first, second = hand_made.buckets
-    first[1] = CXL << 30
+    words, first, second = hand_made.words, hand_made.first, hand_made.second
+    words[first + 1] = CXL << 30
     assert view.lookup(SECRET, KEY).tolist() == [CXL]
-    first[0] = 7
+    words[first] = 7
     start = time.monotonic()
     assert not view.lookup(SECRET, KEY * 1000).any()
     assert time.monotonic() - start < 1
-    second[1] = FLASH << 30
+    words[second + 1] = FLASH << 30
     assert view.lookup(SECRET, KEY).tolist() == [FLASH]
-    second[0] = 9
+    words[second] = 9
     assert view.lookup(SECRET, KEY).tolist() == [0]
 
 
 def test_entry_that_moves_is_never_missed(hand_made: HandMadeTable) -> None:
-    """A key that moves between its two buckets without end is hit by all of 15 million look-ups."""
+    """A key that moves while a reader is between its two buckets is hit all the same."""
     view = native.TableView(hand_made.fd)
-    first, second = HEADER_BYTES // 4, HEADER_BYTES // 4 + 16
+    first, second = hand_made.first, hand_made.second
     hand_made.words[first + 1] = HOST << 30
     # Places and values of single stores, which numpy makes in this order within nanoseconds: to
-    # the second bucket and back (new place, its version, old place, its version), with pauses.
-    unused = [(100, 0)] * 30
+    # the second bucket and back (new place, its version, old place, its version), with pauses. The
+    # long one lets a slow reader come to an end within its 8 attempts.
+    pause = [(100, 0)] * 100
     there = [(second + 1, HOST << 30), (second, 0), (first + 1, 0), (first, 0)]
     back = [(first + 1, HOST << 30), (first, 0), (second + 1, 0), (second, 0)]
-    places = np.array([*there, *unused, *back, *unused] * 500)
+    places = np.array([*there, *pause, *back, *pause] * 4 + pause * 30)
     at, values = places[:, 0], places[:, 1].astype(np.uint32)
     for version in (first, second):
-        values[at == version] = np.arange(2, 2002, 2)
+        values[at == version] = np.arange(2, 18, 2)
+    forget = hand_made.forget_page(second)
     misses: list[int] = []
 
     def read() -> None:
-        for _ in range(150):
-            misses.append(int(np.count_nonzero(view.lookup(SECRET, KEY * 100_000) != HOST)))
+        for _ in range(1500):
+            misses.append(int(np.count_nonzero(view.lookup(SECRET, KEY * 10_000) != HOST)))
 
     reader = threading.Thread(target=read)
     reader.start()
     while reader.is_alive():
+        forget()
         hand_made.words[at] = values
     reader.join()
-    assert sum(misses) == 0
+    # Of 15 million; a reader that is interrupted in each of its 8 attempts does give up. Without
+    # the second look at the first bucket's version it is hundreds.
+    assert sum(misses) <= 40
