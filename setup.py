@@ -19,7 +19,15 @@ strict = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("EVOKE_STRICT") else 
 sanitize = [f"-fsanitize={kinds}"] if (kinds := os.environ.get("EVOKE_SANITIZE")) else []
 native = Pybind11Extension("evoke.core._native", sorted(glob("csrc/*.cpp")), cxx_std=20)
 native.depends = glob("csrc/*.hpp")
-native.extra_compile_args += ["-O3", "-g1", "-MMD", "-UNDEBUG", "-fno-omit-frame-pointer", *strict, *sanitize]
+native.extra_compile_args += [
+    "-O3",
+    "-g1",
+    "-MMD",
+    "-UNDEBUG",
+    "-fno-omit-frame-pointer",
+    *strict,
+    *sanitize,
+]
 native.extra_link_args += ["-pthread", *sanitize]
 ParallelCompile("EVOKE_JOBS", needs_recompile=is_stale).install()
 setup(ext_modules=[native])

@@ -56,7 +56,8 @@ static char* map(size_t bytes, bool hugetlb) {
     std::perror("mmap");
     std::exit(1);
   }
-  const auto aligned = (reinterpret_cast<uintptr_t>(at) + (2 << 20) - 1) & ~uintptr_t{(2 << 20) - 1};
+  const auto aligned =
+      (reinterpret_cast<uintptr_t>(at) + (2 << 20) - 1) & ~uintptr_t{(2 << 20) - 1};
   if (!hugetlb) madvise(reinterpret_cast<void*>(aligned), bytes, MADV_HUGEPAGE);
   return static_cast<char*>(std::memset(reinterpret_cast<void*>(aligned), 1, bytes));
 }
@@ -80,7 +81,8 @@ int main(int argc, char** argv) {
   Shape s;
   size_t threads, blocks;
   while (std::cin >> s.kernel >> s.direction >> s.run >> s.count[0] >> s.stride[0] >> s.count[1] >>
-         s.stride[1] >> s.count[2] >> s.stride[2] >> s.slot_stride >> s.slots >> threads >> blocks) {
+         s.stride[1] >> s.count[2] >> s.stride[2] >> s.slot_stride >> s.slots >> threads >>
+         blocks) {
     std::vector<double> cpu(threads);
     std::vector<std::thread> workers;
     const double began = seconds(CLOCK_MONOTONIC);

@@ -99,7 +99,8 @@ class Arena:
     def can_ever_hold(self, block_bytes: int) -> bool: ...
     def stats(self) -> dict[str, int]:
         """{capacity_bytes, allocated_bytes (sum of block sizes given out), extent_bytes,
-        free_granule_bytes, largest_free_run_bytes, wasted_bytes (rounding and extent tails), blocks}"""
+        free_granule_bytes, largest_free_run_bytes, wasted_bytes (rounding and extent tails),
+        blocks}"""
 
     def close(self) -> None: ...
 
@@ -120,7 +121,8 @@ class Index:
 
     Owned by one thread. A row is visible from insert to erase. A held row that is erased
     disappears at once and its memory is given back at the last unhold. Row numbers are reused as
-    late as can be; IndexError when a row is not visible (hold, touch, erase, ...), or is dead (part,
+    late as can be; IndexError when a row is not visible (hold, touch, erase, ...), or is dead
+    (part,
     row, unhold); nothing has changed then. After close() everything raises ValueError.
     """
 
@@ -136,15 +138,30 @@ class Index:
 
     def find(self, namespace: int, keys: bytes) -> U32: ...
     def insert(
-        self, namespace: int, key: bytes, chain_index: int, parent: bytes, refs: U64,
-        lengths: U32, sums: U64, tier: int,
+        self,
+        namespace: int,
+        key: bytes,
+        chain_index: int,
+        parent: bytes,
+        refs: U64,
+        lengths: U32,
+        sums: U64,
+        tier: int,
     ) -> int:
-        """Insert and publish one block (refs, lengths, sums: one per part; tier 1 host 2 cxl 3 flash).
+        """Insert and publish one block (refs, lengths, sums: one per part; tier 1 host, 2 cxl,
+        3 flash).
         Returns the row, or NO_ROW when the key is present. parent: 32 bytes or empty."""
 
     def insert_many(
-        self, namespace: int, keys: bytes, first_index: int, parent: bytes, refs: U64,
-        lengths: U32, sums: U64, tier: int,
+        self,
+        namespace: int,
+        keys: bytes,
+        first_index: int,
+        parent: bytes,
+        refs: U64,
+        lengths: U32,
+        sums: U64,
+        tier: int,
     ) -> U32:
         """insert() for consecutive blocks of one chain of a one-part namespace; key[i-1] is the
         parent of key[i], parent that of key[0]. NO_ROW where the key was present."""
@@ -273,7 +290,8 @@ class FencePage:
         """Client: reset to 0 before naming it in a request. ValueError while a copy is active."""
 
     def cancel(self, word: int, wait_ms: int) -> bool:
-        """Client: no block starts any more; True when none is being copied (waits up to wait_ms)."""
+        """Client: no block starts any more; True when none is being copied, after up to
+        wait_ms."""
 
     def close(self) -> None: ...
 
@@ -287,15 +305,27 @@ class CopyEngine:
         """Register tier memory; the number that goes into refs. The caller keeps it mapped."""
 
     def store(
-        self, pool: Pool, slots: U32, refs: U64, deadline_ms: int = 0,
-        fence: FencePage | None = None, fence_word: int = 0,
+        self,
+        pool: Pool,
+        slots: U32,
+        refs: U64,
+        deadline_ms: int = 0,
+        fence: FencePage | None = None,
+        fence_word: int = 0,
     ) -> int:
         """Ticket. Copies pool slots to refs; sums are of the bytes written. deadline_ms: from
         now, 0 = none. ValueError (before anything moves) on a bad slot or ref."""
 
     def fetch(
-        self, pool: Pool, slots: U32, refs: U64, sums: U64, verify: bool, deadline_ms: int = 0,
-        fence: FencePage | None = None, fence_word: int = 0,
+        self,
+        pool: Pool,
+        slots: U32,
+        refs: U64,
+        sums: U64,
+        verify: bool,
+        deadline_ms: int = 0,
+        fence: FencePage | None = None,
+        fence_word: int = 0,
     ) -> int:
         """Ticket. Copies refs to pool slots; duplicates in slots are refused (ValueError)."""
 

@@ -78,7 +78,8 @@ def imports(file: Path, folder: str) -> Iterator[Import]:
             names = [f"evoke.{a.name}" for a in node.names] if bare else [module]
         for name in names:
             where = str(file.relative_to(ROOT))
-            yield Import(where, node.lineno, name, node in inside)
+            line = getattr(node, "lineno", 0)
+            yield Import(where, line, name, node in inside)
 
 
 def package(name: str) -> str:

@@ -136,7 +136,12 @@ def test_caller_with_little_time_finds_a_session_later(
 ) -> None:
     """Calls with less time than a handshake takes get their session from the background."""
     engine = Engine(joined())
-    monkeypatch.setattr(ScriptedDaemon, "_hello", lambda *_: time.sleep(0.1) or [b"j" * 16, 1])
+
+    def slow_hello(*_: object) -> list[object]:
+        time.sleep(0.1)
+        return [b"j" * 16, 1]
+
+    monkeypatch.setattr(ScriptedDaemon, "_hello", slow_hello)
     daemon = ScriptedDaemon(socket_dir)
     try:
         deadline = time.monotonic() + 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,8 +10,13 @@ import pytest
 
 import evoke.config
 from evoke.config import Config, ConfigError, load
-from evoke.config.loader import FILE_BYTES_MAX, tomllib
+from evoke.config.loader import FILE_BYTES_MAX
 from evoke.config.schema import rules
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ANNOTATED = Path(evoke.config.__file__).with_name("evoked.toml")
 

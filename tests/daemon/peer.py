@@ -333,7 +333,8 @@ class Engine:
         """Random bytes all over the pool; a copy of them, slot by slot."""
         rng = np.random.default_rng(seed)
         self.bytes[:] = rng.integers(0, 256, len(self.bytes), dtype=np.uint8)
-        return self.blocks.copy()
+        copy: NDArray[np.uint8] = self.blocks.copy()
+        return copy
 
     # ------------------------------------------------------------------ verbs
     def store_args(
