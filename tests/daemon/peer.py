@@ -200,6 +200,7 @@ class Peer:
         rank: int = 0,
         name: str = "peer",
         hello: bool = True,
+        queue: int = 1000,
     ) -> None:
         self.directory = directory
         self.liveness = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -214,7 +215,7 @@ class Peer:
         self.table, self.fence = native.TableView(fds[0]), native.FencePage(fds[1])
         for fd in fds:
             os.close(fd)
-        self.dealer: zmq.Socket[bytes] = self.new_dealer(self.route)
+        self.dealer: zmq.Socket[bytes] = self.new_dealer(self.route, queue)
         self._number = 0
         self._memories = 0
         self.join = b""
@@ -222,8 +223,10 @@ class Peer:
         if hello:
             self.join, self.number = self.ok("hello", join, rank, name)
 
-    def new_dealer(self, route: bytes) -> zmq.Socket[bytes]:
+    def new_dealer(self, route: bytes, queue: int = 1000) -> zmq.Socket[bytes]:
+        """A further connection; `queue` replies wait for it at most."""
         dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        dealer.setsockopt(zmq.RCVHWM, queue)
         dealer.setsockopt(zmq.ROUTING_ID, route)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(f"ipc://{self.directory}/control.sock")
@@ -333,8 +336,8 @@ class Engine:
         """Random bytes all over the pool; a copy of them, slot by slot."""
         rng = np.random.default_rng(seed)
         self.bytes[:] = rng.integers(0, 256, len(self.bytes), dtype=np.uint8)
-        copy: NDArray[np.uint8] = self.blocks.copy()
-        return copy
+        filled: NDArray[np.uint8] = self.blocks.copy()
+        return filled
 
     # ------------------------------------------------------------------ verbs
     def store_args(
