@@ -196,7 +196,7 @@ def _decode_parts(payload: bytes) -> Iterator[Part]:
 
 
 def _check(n: Namespace) -> None:
-    for name in ("model", "weights_epoch", "position", "scales", "format", "lora", "key_kind"):
+    for name in ("model weights_epoch position dtype scales format lora key_kind").split():
         _check_text(name, getattr(n, name))
     if not isinstance(n.salt, NoSalt):
         _check_text("salt", n.salt)
