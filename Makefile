@@ -34,7 +34,7 @@ lint: .venv/.test build
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
 bench: .venv/.test build
-	$(PY) -m pytest benchmarks --benchmark-only
+	$(PY) -m pytest -o python_files='bench_*.py' benchmarks --benchmark-only
 
 # --- the core under sanitizers, built beside the tree: the tests import build/sanitize/KIND
 
