@@ -119,7 +119,7 @@ class Parts:
         assert block.states[part] is PartState.COPYING
         block.states[part] = PartState.EMPTY
         if block.dropped or block.generation != block.entry.generation:
-            self._free_part(block, part)
+            self.drop(block)  # after a flush nobody may try again
             self._counters.add("blocks_dropped")
             return Stored.LATE
         if outcome != native.COPIED:
