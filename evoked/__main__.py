@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 
 from evoke.config import Config, ConfigError, default_socket_dir, load
@@ -56,14 +57,15 @@ def _serve(config: Config, directory: str, parent_fd: int | None, ready_fd: int 
     for fd in (parent_fd, ready_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
-    log = configure(config.daemon.log)
-    daemon = Daemon(config, directory, parent_fd)
+    boot = secrets.token_bytes(16)
+    log = configure(config.daemon.log, boot=boot.hex()[:12])
+    daemon = Daemon(config, directory, parent_fd, boot)
     try:
         daemon.start()
     except StartError as error:
         print(f"evoked: {error}", file=sys.stderr)
         return 1
-    log.info("ready", directory=directory, boot=daemon.boot.hex(), host=_describe(config))
+    log.info("ready", directory=directory, boot_id=boot.hex(), host=_describe(config))
     if ready_fd is not None:
         os.write(ready_fd, f"ready {directory}\n".encode())
         os.close(ready_fd)

@@ -6,7 +6,6 @@ import gc
 import grp
 import os
 import resource
-import secrets
 import select
 import signal
 import socket
@@ -44,9 +43,9 @@ class StartError(Exception):
 class Daemon:
     """start(), run() until stop() or a signal, then close()."""
 
-    def __init__(self, config: Config, directory: str, parent_fd: int | None = None) -> None:
+    def __init__(self, config: Config, directory: str, parent_fd: int | None, boot: bytes) -> None:
         self.config, self.directory = config, directory
-        self.boot = secrets.token_bytes(16)
+        self.boot = boot
         self.counters = Counters()
         self._log = structlog.get_logger()
         self._parent_fd = parent_fd
