@@ -190,3 +190,9 @@ class Parts:
         for name, block in list(self._book.items()):
             if name[0] == instance.join and session in block.writers:
                 self._drop_booked(name)
+        for grant in instance.grants.values():
+            blocks = grant.details.values() if isinstance(grant.details, dict) else ()
+            for block in blocks:
+                if session in block.writers and not block.dropped:
+                    self._counters.add("blocks_dropped")
+                    self.drop(block)

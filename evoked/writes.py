@@ -201,6 +201,8 @@ class Writes:
                 if session.ended and not block.dropped:
                     self._parts.drop(block)
                 results[position] = self._parts.finish(block, pool.part, outcome, checksum)
+                if results[position] == Stored.INCOMPLETE:
+                    block.writers.add(session)
                 if booked and not session.ended:
                     self._parts.settle(session, block)
             if grant is not None:

@@ -21,7 +21,7 @@ from evoked.sessions import Session
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-__all__ = ["Peer"]
+__all__ = ["ACTS", "Peer"]
 
 SLOTS = 24
 REQUESTS_MAX = 6  # of bytes, under way
@@ -145,8 +145,10 @@ class Peer:
         if not self.pool:
             self._register_pool()
             return
-        acts = ACTS if len(self._copying()) < REQUESTS_MAX else QUIET_ACTS
-        self.rng.choices([act for act, _ in acts], [weight for _, weight in acts])[0](self)
+        acts = ACTS if len(self._copying()) < REQUESTS_MAX else ACTS[:QUIET_ACTS]
+        taste = self.world.taste
+        weights = [weight * taste[number] for number, (_, weight) in enumerate(acts)]
+        self.rng.choices([act for act, _ in acts], weights)[0](self)
 
     # ------------------------------------------------------------------ writing
     def _fill(self, keys: list[bytes]) -> list[int]:
@@ -397,7 +399,7 @@ class Peer:
         assert self.call("audit")[1]["findings"] == []
 
 
-QUIET_ACTS: list[tuple[Callable[[Peer], None], int]] = [
+ACTS: list[tuple[Callable[[Peer], None], int]] = [
     (Peer.reserve, 12),
     (Peer.abort, 2),
     (Peer.pin, 8),
@@ -411,12 +413,10 @@ QUIET_ACTS: list[tuple[Callable[[Peer], None], int]] = [
     (Peer.replace_pool, 1),
     (Peer.lie, 4),
     (Peer.ask_status, 1),
-]
-ACTS: list[tuple[Callable[[Peer], None], int]] = [
     (Peer.store, 35),
     (Peer.fetch, 25),
     (Peer.fetch_pinned, 5),
     (Peer.commit, 30),
     (Peer.prove, 2),
-    *QUIET_ACTS,
 ]
+QUIET_ACTS = 13  # the first ones, which copy nothing

@@ -22,7 +22,7 @@ from evoked.sessions import Session
 from evoked.works import Works
 from tests.sim.engine import SimEngine
 from tests.sim.model import Model
-from tests.sim.peer import Peer
+from tests.sim.peer import ACTS, Peer
 
 __all__ = ["World"]
 
@@ -67,6 +67,8 @@ class World:
         self.works.transfers._log = cast(structlog.stdlib.BoundLogger, Loud())
         self.works.publish_to(self.model)
         self.model.works = self.works
+        # What one world hardly does another does all the time.
+        self.taste = [rng.choice((0.2, 1.0, 1.0, 4.0)) for _ in ACTS]
         self.namespaces = [self._namespace(i) for i in range(rng.randint(1, 3))]
         self.chains = [self._chains(namespace) for namespace in self.namespaces]
         self._answered: set[tuple[int, int]] = set()
