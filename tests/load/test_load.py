@@ -1,0 +1,89 @@
+"""Many client processes at once. EVOKE_LOAD_S=60 is the long form, with 64 of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.conftest import assert_idle
+from tests.daemon.peer import DaemonProcess, eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = float(os.environ.get("EVOKE_LOAD_S", "10"))
+PROCESSES = 64 if SECONDS >= 60 else 16
+GROWTH_BYTES_MAX = 8 << 20
+SETTINGS = {"host.capacity": "24MiB"}
+
+
+def watch(nursery: subprocess.Popen[str], daemon: DaemonProcess) -> list[tuple[int, int]]:
+    """(resident bytes, descriptors) of the daemon, twice a second."""
+    samples = []
+    while nursery.poll() is None:
+        samples.append((daemon.resident_bytes(), daemon.fds()))
+        time.sleep(0.5)
+    return samples
+
+
+@pytest.mark.timeout(SECONDS + 120)
+def test_clients_that_come_and_go(socket_dir: Path) -> None:
+    """No wrong byte, no error but to the killed, nobody gets half of another's share, and the
+    daemon's memory and descriptors stay what they were."""
+    daemon = DaemonProcess(socket_dir, SETTINGS)
+    try:
+        idle_fds = daemon.fds()
+        nursery = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.load.nursery"),
+                *(str(daemon.directory), str(PROCESSES), str(SECONDS)),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            samples = watch(nursery, daemon)
+            report: dict[str, Any] = json.loads(nursery.communicate()[0])
+        finally:
+            nursery.kill()
+            nursery.wait()
+        assert eventually(lambda: daemon.fds() == idle_fds), (daemon.fds(), idle_fds)
+        assert daemon.pool_mappings() == 0
+        with daemon.peer() as peer:
+            lookups = peer.status()["lookups"]
+            assert peer.ok("audit")["findings"] == []
+        assert_idle(daemon)
+        daemon.stop()
+    finally:
+        daemon.kill()
+    check_report(report, lookups)
+    check_flat(samples)
+
+
+def check_report(report: dict[str, Any], lookups: dict[str, int]) -> None:
+    residents = report["residents"]
+    everybody = [*residents, *report["guests"]]
+    assert [error for seen in everybody for error in seen["errors"]] == []
+    assert sum(seen["wrong"] for seen in everybody) == 0
+    assert sum(seen["fetched"] for seen in everybody) > 1000
+    assert report["killed"] >= PROCESSES // 4, "too few were killed to say anything"
+    rounds = [seen["rounds"] for seen in residents]
+    assert max(rounds) <= 2 * min(rounds), rounds
+    hits = lookups["hit_host"] + lookups["hit_cxl"] + lookups["hit_flash"]
+    assert hits + lookups["missed"] + lookups["unknown"] == lookups["asked"]
+
+
+def check_flat(samples: list[tuple[int, int]]) -> None:
+    """From the third third on nothing is above what the second third had."""
+    third = len(samples) // 3
+    middle, late = samples[third : 2 * third], samples[2 * third :]
+    growth = max(size for size, _ in late) - max(size for size, _ in middle)
+    assert growth <= GROWTH_BYTES_MAX, samples
+    assert max(fds for _, fds in late) <= max(fds for _, fds in middle) + PROCESSES, samples
