@@ -167,12 +167,18 @@ class Peer:
             keys = [*keys, keys[0]]
         slots = self._fill(keys)
         keys = keys[: len(slots)]
+        name = self.namespace.id
+        chain = {(name, key) for key in (parent, *keys)} & self.model.visible
+        begun = self.model.history
 
         def then(code: Code, result: Any) -> None:
             assert code in (Code.OK, Code.BUSY, Code.BAD_ARGUMENT)
             assert code != Code.BAD_ARGUMENT or len(set(keys)) < len(keys), result
             if code == Code.OK:
                 assert len(result) == len(keys)
+                if self.model.flushed.get(name, 0) <= begun:
+                    lost = chain - self.model.visible - self.model.ever_damaged
+                    assert not lost, "a chain that made room by eating itself"
                 self._stored(keys, list(result))
 
         fence = self._fence()

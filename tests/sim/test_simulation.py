@@ -11,7 +11,7 @@ from tests.sim.world import World, open_fds
 
 SEEDS = int(os.environ.get("EVOKE_SIM_SEEDS", "2000"))
 GROUPS = 20
-STEPS = 100
+STEPS = 150
 
 
 def run(seed: int, steps: int = STEPS) -> World:

@@ -28,7 +28,7 @@ __all__ = ["World"]
 
 MIB = 1 << 20
 BOOT = bytes(16)
-PARTS = ((0,), (0,), (0, 1), (0, 0), (0, 1, 1))  # parts by rank
+PARTS = ((0,), (0,), (0, 0), (0, 1), (0, 1), (0, 1, 1))  # parts by rank
 PEERS_MAX = 6
 
 
@@ -68,8 +68,8 @@ class World:
         self.works.publish_to(self.model)
         self.model.works = self.works
         # What one world hardly does another does all the time.
-        self.taste = [rng.choice((0.2, 1.0, 1.0, 4.0)) for _ in ACTS]
-        self.namespaces = [self._namespace(i) for i in range(rng.randint(1, 3))]
+        self.taste = [rng.choice((0.1, 1.0, 1.0, 6.0)) for _ in ACTS]
+        self.namespaces = [self._namespace(i) for i in range(rng.choice((1, 1, 2, 3)))]
         self.chains = [self._chains(namespace) for namespace in self.namespaces]
         self._answered: set[tuple[int, int]] = set()
         self._next_session = 1
@@ -183,7 +183,7 @@ class World:
         """A new engine, or one more rank of one that is there."""
         number = self.rng.randrange(len(self.namespaces))
         siblings = [p for p in self.peers if p.namespace is self.namespaces[number]]
-        join = self.rng.choice(siblings).join if siblings and self.rng.random() < 0.7 else b""
+        join = self.rng.choice(siblings).join if siblings and self.rng.random() < 0.8 else b""
         peer = Peer(self, self.namespaces[number], self.chains[number])
         self.peers.append(peer)
         if not peer.arrive(join):
