@@ -48,10 +48,8 @@ def chain_keys(
     """
 
 def xxh3_64(data: Any) -> int:
-    """XXH3 64-bit (seed 0, default secret) of a contiguous buffer, the checksum of stored blocks.
-
-    Buffers below 256 bytes are zero-padded to 256 first (then equal to xxhash of the padded).
-    """
+    """XXH3 64-bit (seed 0, default secret) of a contiguous buffer, zero-padded to at least 256
+    bytes: the checksum of stored blocks."""
 
 def kernel_name() -> str:
     """Copy kernel chosen by the self-test of this process ("avx2_nt", "memcpy", ...)."""
@@ -306,27 +304,17 @@ class CopyEngine:
 
     def store(
         self,
-        pool: Pool,
-        slots: U32,
-        refs: U64,
-        deadline_ms: int = 0,
-        fence: FencePage | None = None,
-        fence_word: int = 0,
-    ) -> int:
+        pool: Pool, slots: U32, refs: U64, deadline_ms: int = 0,
+        fence: FencePage | None = None, fence_word: int = 0,
+    ) -> int:  # fmt: skip
         """Ticket. Copies pool slots to refs; sums are of the bytes written. deadline_ms: from
         now, 0 = none. ValueError (before anything moves) on a bad slot or ref."""
 
     def fetch(
         self,
-        pool: Pool,
-        slots: U32,
-        refs: U64,
-        sums: U64,
-        verify: bool,
-        deadline_ms: int = 0,
-        fence: FencePage | None = None,
-        fence_word: int = 0,
-    ) -> int:
+        pool: Pool, slots: U32, refs: U64, sums: U64, verify: bool, deadline_ms: int = 0,
+        fence: FencePage | None = None, fence_word: int = 0,
+    ) -> int:  # fmt: skip
         """Ticket. Copies refs to pool slots; duplicates in slots are refused (ValueError)."""
 
     def move(self, source_refs: U64, target_refs: U64, length_bytes: int, sums: U64) -> int:
