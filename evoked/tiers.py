@@ -108,7 +108,11 @@ class Balance:
         if len(refs) == count or not self._tier.can_ever_hold(block_bytes):
             return refs
         missing = count - len(refs)
-        self.evict(self.policy.victims(missing, missing * block_bytes))
+        try:
+            self.evict(self.policy.victims(missing, missing * block_bytes))
+        except BaseException:  # of the policy: the request fails, the places are not lost
+            self.free(refs)
+            raise
         refs = np.concatenate([refs, self._tier.allocate(block_bytes, missing)])
         for _ in range(EXTENTS_TRIED):
             if len(refs) == count or not self._reclaim_extent(block_bytes):

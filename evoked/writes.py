@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -67,7 +69,8 @@ class Writes:
         if len(entry.namespace.parts) > 1:
             return self._store_parts(session, number, args, request, pool)
         results, missing, held = self._open(request)
-        refs = self._tenants.place(entry, entry.part_bytes(0), len(missing))
+        with self._let_go(held):
+            refs = self._tenants.place(entry, entry.part_bytes(0), len(missing))
         results[missing[len(refs) :]] = Stored.REFUSED
         missing = missing[: len(refs)]
         if not len(missing):
@@ -103,6 +106,15 @@ class Writes:
         if len(held):
             self._balance.policy.touched(held)
         return results, np.flatnonzero(~present).astype(np.uint32), held
+
+    @contextmanager
+    def _let_go(self, held: U32) -> Iterator[None]:
+        """A policy that fails while room is made must not leave the chain held for ever."""
+        try:
+            yield
+        except BaseException:
+            self._balance.free(self._index.unhold(held))
+            raise
 
     def _close(self, results: U8, held: U32) -> bytes:
         self._balance.free(self._index.unhold(held))
@@ -163,7 +175,8 @@ class Writes:
             else:  # another rank that shares this part stored it, or is at it
                 results[position] = Stored.INCOMPLETE
         part_bytes = request.entry.part_bytes(pool.part)
-        refs = self._tenants.place(request.entry, part_bytes, len(blocks))
+        with self._let_go(held):
+            refs = self._tenants.place(request.entry, part_bytes, len(blocks))
         for _, block in blocks[len(refs) :]:
             self._parts.settle(session, block)
         blocks = blocks[: len(refs)]
@@ -223,7 +236,8 @@ class Writes:
             return [0, b""]
         results, missing, held = self._open(request)
         blocks: dict[int, PendingBlock] = {}
-        room = self._place_all(entry, len(missing))
+        with self._let_go(held):
+            room = self._place_all(entry, len(missing))
         for position, refs in zip(missing.tolist(), room, strict=False):
             parent = request.parent_of(position)
             index = request.first + position
@@ -247,7 +261,14 @@ class Writes:
     def _place_all(self, entry: NamespaceEntry, count: int) -> list[list[int]]:
         """Places for all parts of up to count blocks; what does not make a whole block is freed."""
         sizes = [part.part_bytes for part in entry.namespace.parts]
-        places = [self._tenants.place(entry, size, count) for size in sizes]
+        places: list[U64] = []
+        try:
+            for size in sizes:
+                places.append(self._tenants.place(entry, size, count))
+        except BaseException:
+            for refs in places:
+                self._balance.free(refs)
+            raise
         whole = min(len(refs) for refs in places)
         for refs in places:
             self._balance.free(refs[whole:])
