@@ -61,7 +61,8 @@ class Tenants:
         """How many of count parts fit in the share, after its own oldest blocks made room."""
         room_bytes = self._share_bytes - self.used_bytes(entry.tenant)
         # The namespace that asks gives first; its siblings follow.
-        for sibling in sorted(entry.tenant.namespaces, key=lambda other: other is not entry):
+        siblings = entry.tenant.namespaces
+        for sibling in sorted(siblings, key=lambda other: (other is not entry, other.number)):
             missing_bytes = count * part_bytes - room_bytes
             if missing_bytes <= 0:
                 return count

@@ -42,6 +42,25 @@ def test_worlds(group: int) -> None:
         run(seed)
 
 
+def history(seed: int) -> list[tuple[int, int, float]]:
+    world = World(seed)
+    try:
+        seen = []
+        for _ in range(STEPS):
+            world.step()
+            places = world.arena.stats()["blocks"]
+            seen.append((len(world.works.index), places, world.rng.random()))
+        return seen
+    finally:
+        world.close()
+
+
+def test_a_seed_is_a_world() -> None:
+    """The same seed makes the same world, step by step: a failure can be replayed."""
+    for seed in range(10):
+        assert history(seed) == history(seed)
+
+
 def test_worlds_leave_no_descriptor() -> None:
     """Worlds that ended have closed all that they opened."""
     run(1)
