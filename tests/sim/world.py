@@ -231,6 +231,7 @@ class World:
         """Also of a world that failed: no mapping and no descriptor stays."""
         for peer in list(self.peers):
             peer.session.close()
+            peer.gone()
         self.peers.clear()
         self.engine.pools.clear()
         self.works.index.close()
