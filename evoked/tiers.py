@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +21,9 @@ U64 = NDArray[np.uint64]
 
 HOST = 1  # the tier's number in the published table and in wire.Fetched
 REF_MEMORY_SHIFT = 56
+REF_MAX = (1 << 64) - 1
 EXTENTS_TRIED = 16
+VICTIMS_LOOKED_AT = 256
 
 
 class Tier(Protocol):
@@ -36,8 +40,8 @@ class Tier(Protocol):
 
     def can_ever_hold(self, block_bytes: int) -> bool: ...
 
-    def foreign_extents(self, block_bytes: int) -> list[tuple[int, int]]:
-        """[begin, end) refs of regions that hold other block sizes, and could hold this one."""
+    def foreign_extents(self, block_bytes: int) -> list[tuple[int, int, int]]:
+        """(begin, end, places in use) of regions that hold other block sizes; refs."""
 
     def describe(self) -> dict[str, Any]:
         """For status: sizes, backing, fragmentation."""
@@ -66,13 +70,14 @@ class HostTier:
     def can_ever_hold(self, block_bytes: int) -> bool:
         return self._arena.can_ever_hold(block_bytes)
 
-    def foreign_extents(self, block_bytes: int) -> list[tuple[int, int]]:
+    def foreign_extents(self, block_bytes: int) -> list[tuple[int, int, int]]:
         high = int(self._high)
         rounded = -(-block_bytes // 4096) * 4096
         return [
-            (high | extent["offset"], high | (extent["offset"] + extent["bytes"]))
+            (begin, begin + extent["bytes"], extent["blocks_used"])
             for extent in self._arena.extents()
             if extent["block_bytes"] != rounded
+            for begin in (high | extent["offset"],)
         ]
 
     def describe(self) -> dict[str, Any]:
@@ -122,19 +127,37 @@ class Balance:
         return refs
 
     def _reclaim_extent(self, block_bytes: int) -> bool:
-        """Empty the region of another block size that costs the fewest blocks; False when none
-        can be emptied. Everything below its blocks in their chains goes with them."""
-        best: U32 | None = None
-        for begin, end in self._tier.foreign_extents(block_bytes):
-            rows = self._index.descendants(self._index.rows_in(begin, end))
-            if not len(rows) or any(self._index.row(int(row))["holds"] for row in rows):
+        """Empty the region of another block size that holds the least recent block; False when
+        none of those looked at can be emptied. What is below its blocks in chains goes with it."""
+        regions = sorted(self._tier.foreign_extents(block_bytes))
+        tried: set[int] = set()
+        for ref in self._oldest_refs():
+            region = bisect_right(regions, (ref, REF_MAX, 0)) - 1
+            if region < 0 or ref >= regions[region][1] or region in tried:
                 continue
-            if best is None or len(rows) < len(best):
-                best = rows
-        if best is None:
-            return False
-        self.evict(best)
-        return True
+            rows = self._region_rows(*regions[region])
+            if len(rows):
+                self.evict(rows)
+                return True
+            tried.add(region)
+            if len(tried) == EXTENTS_TRIED:
+                break
+        return False
+
+    def _oldest_refs(self) -> Iterator[int]:
+        for row in self.policy.victims(VICTIMS_LOOKED_AT, 0):
+            for part in range(self._index.row(int(row))["parts"]):
+                yield int(self._index.part(np.array([row], np.uint32), part)[0][0])
+
+    def _region_rows(self, begin: int, end: int, places: int) -> U32:
+        """What has to leave to empty a region; nothing when something in it is held, or is no
+        block yet."""
+        inside = self._index.rows_in(begin, end)
+        if places > sum(self._index.row(int(row))["parts"] for row in inside):
+            return inside[:0]
+        rows = self._index.descendants(inside)
+        held = any(self._index.row(int(row))["holds"] for row in rows)
+        return rows[:0] if held else rows
 
     def evict(self, rows: U32) -> None:
         if len(rows):
