@@ -21,6 +21,8 @@ from evoked.sessions import Instance, NamespaceEntry, PoolEntry, Session, Tenant
 __all__ = ["Registry", "Request"]
 
 KEY: Final = wire.KEY_BYTES
+SESSION_MAPPED_BYTES_MAX: Final = 1 << 42
+MAPPED_BYTES_MAX: Final = 1 << 46  # half of the addresses that a process has
 
 
 class Request:
@@ -149,6 +151,7 @@ class Registry:
         if len(session.pools) >= self._pools_max:
             limit = self._pools_max
             raise Refusal(Code.BUSY, "", f"limits.session_pools = {limit} are registered")
+        self._check_address_space(session, args.pool_bytes)
         part = entry.part_of(session.rank)
         try:
             native.check_pool_memfd(fd, args.pool_bytes)
@@ -173,6 +176,18 @@ class Registry:
             number=number, namespace=entry, part=part, native=mapped, slots=args.slots
         )
         return number
+
+    def _check_address_space(self, session: Session, pool_bytes: int) -> None:
+        """Sparse memory costs its owner nothing: without a bound it would use up our addresses."""
+        sessions = [s for instance in self.instances.values() for s in instance.sessions.values()]
+        mapped = {s: sum(pool.native.pool_bytes for pool in s.pools.values()) for s in sessions}
+        for whose, others_bytes, limit_bytes in (
+            ("this session", mapped[session], SESSION_MAPPED_BYTES_MAX),
+            ("all sessions", sum(mapped.values()), MAPPED_BYTES_MAX),
+        ):
+            if others_bytes + pool_bytes > limit_bytes:
+                sentence = f"{pool_bytes}, and {whose} mapped {others_bytes} of {limit_bytes}"
+                raise Refusal(Code.BUSY, "pool_bytes", sentence)
 
     def unregister_pool(self, session: Session, request: int, args: wire.UnregisterPool) -> Any:
         pool = self.pool(session, args.pool, None)

@@ -332,6 +332,23 @@ def test_read_only_memory(daemon: DaemonProcess) -> None:
     os.close(fd)
 
 
+def test_sparse_pools(daemon: DaemonProcess) -> None:
+    """Pools of terabytes that cost their owner nothing are refused before addresses run out."""
+    namespace = make_namespace()
+    with daemon.peer() as peer, daemon.engine(namespace) as other:
+        handle = peer.ok("register_namespace", namespace.encoded())[0]
+        codes = []
+        for pool_bytes in (1 << 50, 1 << 41, 1 << 41, 1 << 41):
+            fd = native.make_pool_memfd(pool_bytes, "pool")
+            memory = peer.send_memory(fd)
+            os.close(fd)
+            segments = [wire.SegmentArgs(0, pool_bytes // 2, [], 4096)]
+            args = (handle, "cpu", pool_bytes, 2, segments, memory)
+            codes.append(peer.call("register_pool", *args)[0])
+        assert codes == [Code.BUSY, Code.OK, Code.OK, Code.BUSY]
+        assert other.store(chain(namespace, 2)) == [Stored.STORED] * 2
+
+
 def test_hostile_layouts_are_quick(daemon: DaemonProcess) -> None:
     """Descriptors made to be expensive to check are answered within half a second."""
     namespace = make_namespace()

@@ -93,6 +93,35 @@ def test_killed_in_mid_store(start: Start) -> None:
         assert engine.store(chain(namespace, 8, 2)) == [Stored.STORED] * 8
 
 
+_FORKING_VICTIM = """
+import os, sys, time
+from pathlib import Path
+from tests.daemon.peer import Engine, Peer, chain, make_namespace
+engine = Engine(Peer(Path(sys.argv[1])), make_namespace("victim"), 32)
+child = os.fork()
+if not child:
+    time.sleep(60)
+print("ready", flush=True)
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_killed_with_a_child_that_lives_on(daemon: DaemonProcess) -> None:
+    """The session ends with its process although a forked child keeps all its sockets open."""
+    with daemon.peer() as peer:
+        victim = _child(_FORKING_VICTIM, str(daemon.directory))
+        assert victim.stdout is not None
+        child = int(victim.stdout.readline())
+        assert len(peer.status()["sessions"]) == 2
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait()
+        assert eventually(lambda: len(peer.status()["sessions"]) == 1, 1)
+        os.kill(child, 0)
+        os.kill(child, signal.SIGKILL)
+        victim.communicate()
+
+
 def test_closed_socket_ends_the_session(daemon: DaemonProcess) -> None:
     """A session whose liveness socket closes is over, although its process and DEALER live."""
     with daemon.peer() as peer:
