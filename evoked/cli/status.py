@@ -103,7 +103,7 @@ def _namespaces(rows: list[dict[str, Any]]) -> Table:
     table = _table("namespaces", "id", "model", "dtype", "sessions", "blocks", "bytes")
     for row in rows:
         counts = (str(row["sessions"]), str(row["blocks"]), size_text(row["bytes"]))
-        table.add_row(row["id"][:12], row["model"][:40], row["dtype"], *counts)
+        table.add_row(row["id"][:12], _foreign(row["model"]), row["dtype"], *counts)
     return table
 
 
@@ -111,5 +111,10 @@ def _sessions(rows: list[dict[str, Any]]) -> Table:
     table = _table("sessions", "name", "pid", "uid", "rank", "pools", "grants", "instance")
     for row in rows:
         numbers = (str(row[key]) for key in ("pid", "uid", "rank", "pools", "grants"))
-        table.add_row(row["name"] or "-", *numbers, row["instance"])
+        table.add_row(_foreign(row["name"] or "-"), *numbers, row["instance"])
     return table
+
+
+def _foreign(text: str) -> Text:
+    """A peer's own words, without markup and control characters: they could forge the picture."""
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:40]))
