@@ -20,7 +20,7 @@ NAMES = {
     "evoked": "evoked",
 }
 ALLOWED = {
-    "config": {"msgspec", "tomli"},
+    "config": {"msgspec", "tomli", "tomllib"},  # tomllib: of the standard library since 3.11
     "policy": {"numpy", "evoke.core"},
     "csrc": {"numpy"},
     "client": {"zmq", "msgpack", "msgspec", "numpy", "evoke.core", "evoke.config"},
