@@ -126,7 +126,7 @@ def test_reserve_and_vanish(start: Start) -> None:
     for seed in range(10):
         assert in_child(lambda seed=seed: reserve_and_vanish(daemon, seed)) == ""  # type: ignore[misc]
         assert eventually(lambda: daemon.fds() < fds, 1.0)
-    assert daemon.pool_mappings() == 0
+    assert eventually(lambda: daemon.pool_mappings() == 0)
     assert set(os.listdir("/dev/shm")) <= shared_memory
     with daemon.engine(make_namespace(), TIER_BLOCKS) as engine:
         keys = chain(engine.namespace, TIER_BLOCKS)
