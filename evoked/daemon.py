@@ -178,18 +178,16 @@ class Daemon:
         """Until stop(); returns the reason."""
         poller = zmq.Poller()
         poller.register(self._epoll.fileno(), zmq.POLLIN)
-        control = self.server.socket
+        control, events = self.server.socket, self.events.socket
         poller.register(control, zmq.POLLIN)
-        poller.register(self.events.socket, zmq.POLLIN)
+        poller.register(events, zmq.POLLIN)
         while not self._stop_reason:
-            if control is not self.server.socket:
-                poller.unregister(control)
-                control = self.server.socket
-                poller.register(control, zmq.POLLIN)
+            control = _follow(poller, control, self.server.socket)
+            events = _follow(poller, events, self.events.socket)
             for source, _ in poller.poll(self._wait_ms()):
                 if source is control:
                     self.server.receive()
-                elif source is self.events.socket:
+                elif source is events:
                     self.events.handle()
                 else:
                     self._events()
@@ -218,11 +216,15 @@ class Daemon:
     def _watch_memory(self) -> None:
         MemoryWatch(
             lambda: memory_besides_bytes(self.arena, self.works.index),
-            self.server.rebind,
+            self._rebind,
             self.works.timers,
             time.monotonic,
             self.config.limits.loop_memory_bytes,
         ).check()
+
+    def _rebind(self) -> None:
+        self.server.rebind()
+        self.events.rebind()
 
     def _publish(self) -> None:
         if self.works.index.table_epoch != self._table_epoch:
@@ -290,6 +292,16 @@ class Daemon:
                 self._log.warning("directory stays", directory=self.directory, why=str(error))
         os.close(self._lock_fd)
         self.notifier.close()
+
+
+def _follow(
+    poller: zmq.Poller, old: zmq.Socket[bytes], new: zmq.Socket[bytes]
+) -> zmq.Socket[bytes]:
+    """Poll the socket that took the place of a re-bound one."""
+    if old is not new:
+        poller.unregister(old)
+        poller.register(new, zmq.POLLIN)
+    return new
 
 
 def _group(name: str) -> int | None:

@@ -1,8 +1,8 @@
 """What happens to blocks, published as it happens; keys are given only to their owners.
 
-A subscriber must name a topic of 16 random bytes, which the verb `events` hands to sessions of a
-namespace (its own topic) and to admins (the topic of everything). Other subscriptions, the empty
-one among them, are not granted. Each topic counts its own sequence; a gap means a lost event.
+A reader's routing id must contain a topic of 16 random bytes, which the verb `events` hands to
+sessions of a namespace (its own topic) and to admins (the topic of everything). Each topic counts
+its own sequence; a gap means a lost event.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zmq
 from numpy.typing import NDArray
 
 from evoke.core import native
-from evoked.server import SocketAccess
+from evoked.server import SocketAccess, bind_renamed
 from evoked.sessions import NamespaceEntry
 
 __all__ = ["EVERYTHING", "Announcer", "EventSink", "Events"]
@@ -27,7 +27,11 @@ __all__ = ["EVERYTHING", "Announcer", "EventSink", "Events"]
 U32 = NDArray[np.uint32]
 EVERYTHING: Final = 0xFFFF_FFFF
 HIGH_WATER_EVENTS: Final = 4096
-SUBSCRIPTIONS_PER_TURN: Final = 64
+REQUESTS_PER_TURN: Final = 64
+REQUEST_BYTES_MAX: Final = 256
+FRAMES_MAX: Final = 8  # of a request, which needs one
+TOPIC_BYTES: Final = 16
+READERS_MAX: Final = 64  # of one topic: beyond it the first has to ask again
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -43,25 +47,43 @@ class EventSink(Protocol):
 
 
 class Events:
-    """One XPUB over ipc whose subscriptions the daemon grants by hand."""
+    """One ROUTER over ipc; `_readers` are the routing ids of those who asked for a topic.
+
+    Not an XPUB: libzmq takes all subscriptions that come at once, refused ones too, and remembers
+    them, so that any peer could fill the memory and hold the loop up without end.
+    """
 
     def __init__(self, path: str, context: zmq.Context[Any], access: SocketAccess) -> None:
         self._path = path
-        self._topics: dict[int, bytes] = {EVERYTHING: secrets.token_bytes(16)}
+        self._topics: dict[int, bytes] = {EVERYTHING: secrets.token_bytes(TOPIC_BYTES)}
         self._sequences: dict[bytes, int] = {self._topics[EVERYTHING]: 0}
-        self._granted: dict[bytes, int] = {}
-        self.socket = context.socket(zmq.XPUB)
-        self.socket.setsockopt(zmq.XPUB_MANUAL, 1)
-        self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_EVENTS)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, 256)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.bind(f"ipc://{path}")
-        access.apply(path)
+        self._readers: dict[bytes, dict[bytes, None]] = {}
+        self._context, self._access = context, access
+        self._binds = 0
+        self.socket = self._bind()
+
+    def _bind(self) -> zmq.Socket[bytes]:
+        router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.SNDHWM, HIGH_WATER_EVENTS)
+        router.setsockopt(zmq.RCVHWM, REQUESTS_PER_TURN)
+        router.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
+        router.setsockopt(zmq.LINGER, 0)
+        bind_renamed(router, self._path, self._binds, self._access)
+        self._binds += 1
+        return router
+
+    def rebind(self) -> None:
+        """Give back what libzmq holds for unfinished messages. Readers connect again by themselves,
+        and ask again when they hear nothing."""
+        self.socket.close(0)
+        self._readers.clear()
+        self.socket = self._bind()
 
     def topic(self, namespace: NamespaceEntry | None) -> bytes:
         number = EVERYTHING if namespace is None else namespace.number
         if number not in self._topics:
-            self._topics[number] = secrets.token_bytes(16)
+            self._topics[number] = secrets.token_bytes(TOPIC_BYTES)
             self._sequences[self._topics[number]] = 0
         return self._topics[number]
 
@@ -69,27 +91,34 @@ class Events:
         topic = self._topics.pop(namespace.number, None)
         if topic is not None:
             del self._sequences[topic]
-            self._granted.pop(topic, None)
+            self._readers.pop(topic, None)
 
     def handle(self) -> None:
-        """Subscriptions lie ready: grant those that name a known topic."""
-        for _ in range(SUBSCRIPTIONS_PER_TURN):
+        """Requests lie ready: note those whose routing id names a known topic. Because the topic is
+        in it, nobody else can take the routing id of a reader that left."""
+        for _ in range(REQUESTS_PER_TURN):
             try:
-                message = self.socket.recv(zmq.NOBLOCK)
+                route = self.socket.recv(zmq.NOBLOCK)
+                more = self.socket.getsockopt(zmq.RCVMORE)
+                for _ in range(FRAMES_MAX):
+                    if not more:
+                        break
+                    self.socket.recv(zmq.NOBLOCK)
+                    more = self.socket.getsockopt(zmq.RCVMORE)
             except zmq.Again:
                 return
-            topic = message[1:]
-            if message[:1] == b"\x01" and topic in self._sequences:
-                self.socket.setsockopt(zmq.SUBSCRIBE, topic)
-                self._granted[topic] = self._granted.get(topic, 0) + 1
-            elif message[:1] == b"\x00" and topic in self._granted:
-                self.socket.setsockopt(zmq.UNSUBSCRIBE, topic)
-                self._granted[topic] -= 1
-                if not self._granted[topic]:
-                    del self._granted[topic]
+            if more:
+                self.rebind()
+                return
+            topic = route[1 : 1 + TOPIC_BYTES]
+            if topic in self._sequences:
+                readers = self._readers.setdefault(topic, {})
+                readers[route] = None
+                if len(readers) > READERS_MAX:
+                    del readers[next(iter(readers))]
 
     def wanted(self) -> bool:
-        return bool(self._granted)
+        return bool(self._readers)
 
     def blocks(self, kind: str, namespace: NamespaceEntry, keys: bytes, tier: str) -> None:
         for number in (namespace.number, EVERYTHING):
@@ -97,16 +126,22 @@ class Events:
             if topic is None:
                 continue
             self._sequences[topic] += 1
-            if topic in self._granted:
+            if topic in self._readers:
                 unix_ms = time.time_ns() // 1_000_000
                 event = (self._sequences[topic], unix_ms, kind, namespace.id, keys, tier)
                 self._send(topic, _encoder.encode(event))
 
     def _send(self, topic: bytes, frame: bytes) -> None:
-        try:
-            self.socket.send_multipart((topic, frame), zmq.NOBLOCK)
-        except zmq.Again:
-            return  # its reader sees the gap in the sequence
+        readers = self._readers[topic]
+        for route in list(readers):
+            try:
+                self.socket.send_multipart((route, topic, frame), zmq.NOBLOCK)
+            except zmq.Again:
+                continue  # a slow reader sees the gap in the sequence
+            except zmq.ZMQError:
+                del readers[route]  # it has gone
+        if not readers:
+            del self._readers[topic]
 
     def close(self) -> None:
         self.socket.close(0)

@@ -15,7 +15,16 @@ from evoke.client.wire import Args, Code, WireError, decode_request, encode_repl
 from evoked.counters import Counters
 from evoked.sessions import Session
 
-__all__ = ["DEFERRED", "Handler", "Refusal", "Replier", "Server", "SocketAccess", "lock_directory"]
+__all__ = [
+    "DEFERRED",
+    "Handler",
+    "Refusal",
+    "Replier",
+    "Server",
+    "SocketAccess",
+    "bind_renamed",
+    "lock_directory",
+]
 
 FRAMES_PER_TURN: Final = 128
 HIGH_WATER_FRAMES: Final = 1000
@@ -77,6 +86,15 @@ def lock_directory(directory: str) -> int:
     return fd
 
 
+def bind_renamed(socket: zmq.Socket[bytes], path: str, binds: int, access: SocketAccess) -> None:
+    """Bind to an ipc path that was bound `binds` times before. A closed socket removes the file of
+    its own name, later and in another thread: it must not find the next one's there."""
+    own = f"{path.removesuffix('.sock')}.{binds % 10}"
+    socket.bind(f"ipc://{own}")
+    access.apply(own)
+    os.rename(own, path)
+
+
 class Server:
     """One ROUTER over ipc. `sessions` maps routing ids to sessions; the owner keeps it."""
 
@@ -108,13 +126,8 @@ class Server:
         router.setsockopt(zmq.RCVHWM, HIGH_WATER_FRAMES)
         router.setsockopt(zmq.SNDHWM, HIGH_WATER_FRAMES)
         router.setsockopt(zmq.LINGER, 0)
-        # A closed socket removes the file of its own name, later and in another thread: it must
-        # not find the next one's there.
-        own = f"{self._path.removesuffix('.sock')}.{self._binds % 10}"
+        bind_renamed(router, self._path, self._binds, self._access)
         self._binds += 1
-        router.bind(f"ipc://{own}")
-        self._access.apply(own)
-        os.rename(own, self._path)
         return router
 
     def rebind(self) -> None:

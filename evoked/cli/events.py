@@ -29,15 +29,17 @@ def events(directory: str, as_json: bool, count: int) -> None:
         topic: bytes = ask("events", wire.Events(EVERYTHING))
     path = os.path.join(default_socket_dir(directory), "events.sock")
     context: zmq.Context[Any] = zmq.Context()
-    subscriber = context.socket(zmq.SUB)
-    subscriber.setsockopt(zmq.SUBSCRIBE, topic)
+    subscriber = context.socket(zmq.DEALER)
+    subscriber.setsockopt(zmq.ROUTING_ID, b"\x01" + topic + os.urandom(8))
     subscriber.connect(f"ipc://{path}")
+    subscriber.send(b"")
     seen = 0
     try:
         while count == 0 or seen < count:
             if not subscriber.poll(1000):
                 if not os.path.exists(path):
                     fail("the daemon has ended", 3)
+                subscriber.send(b"", zmq.NOBLOCK)  # the daemon may have bound its socket afresh
                 continue
             _, frame = subscriber.recv_multipart()
             click.echo(_line(msgspec.msgpack.decode(frame), as_json))

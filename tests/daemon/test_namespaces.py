@@ -238,10 +238,11 @@ def test_damaged_encoding(daemon: DaemonProcess, position: int) -> None:
 
 
 def _subscribe(daemon: DaemonProcess, topic: bytes) -> zmq.Socket[bytes]:
-    subscriber: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+    subscriber: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     subscriber.setsockopt(zmq.LINGER, 0)
-    subscriber.setsockopt(zmq.SUBSCRIBE, topic)
+    subscriber.setsockopt(zmq.ROUTING_ID, b"\x01" + topic + os.urandom(8))
     subscriber.connect(f"ipc://{daemon.directory}/events.sock")
+    subscriber.send(b"")
     return subscriber
 
 
