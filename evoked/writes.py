@@ -84,6 +84,7 @@ class Writes:
                 results[missing] = Stored.LATE
             else:
                 self._insert_runs(request, missing, refs, outcomes, sums, results)
+                self._index.link(entry.number, request.parent + request.keys)
             self._replier.reply(session, number, Code.OK, self._close(results, held))
 
         slots = request.slots[missing]
@@ -185,7 +186,7 @@ class Writes:
         positions = [position for position, _ in blocks]
         slots = request.slots[np.array(positions, np.int64)]
         return self._copy_parts(
-            session, number, args, pool, blocks, slots, results, held, booked=True
+            session, number, args, pool, blocks, slots, results, held, booked=request
         )
 
     def _copy_parts(
@@ -199,7 +200,7 @@ class Writes:
         results: U8,
         held: U32,
         *,
-        booked: bool,
+        booked: Request | None,
         grant: Grant | None = None,
     ) -> Any:
         """Copy one part of each (position in results, block), then finish them in chain order."""
@@ -216,8 +217,10 @@ class Writes:
                 results[position] = self._parts.finish(block, pool.part, outcome, checksum)
                 if results[position] == Stored.INCOMPLETE:
                     block.writers.add(session)
-                if booked and not session.ended:
+                if booked is not None and not session.ended:
                     self._parts.settle(session, block)
+            if booked is not None and not session.ended:
+                self._index.link(booked.entry.number, booked.parent + booked.keys)
             if grant is not None:
                 self._end_complete(grant)
             self._replier.reply(session, number, Code.OK, self._close(results, held))
@@ -250,6 +253,8 @@ class Writes:
             return [0, results.tobytes()]
 
         def end() -> None:
+            # Committed in whatever order, and between blocks that were there before.
+            self._index.link(entry.number, request.parent + request.keys)
             for block in blocks.values():
                 if not block.dropped:
                     self._counters.add("blocks_dropped")
@@ -298,7 +303,7 @@ class Writes:
         held = np.empty(0, np.uint32)
         slots = request.slots
         return self._copy_parts(
-            session, number, args, pool, blocks, slots, results, held, booked=False, grant=grant
+            session, number, args, pool, blocks, slots, results, held, booked=None, grant=grant
         )
 
     def _end_complete(self, grant: Grant) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from evoke.client.wire import Fetched, Stored
 from tests.daemon.conftest import Start
 from tests.daemon.peer import Engine, chain, make_namespace
@@ -146,3 +148,28 @@ def test_parent_is_not_evicted_for_its_child(start: Start) -> None:
         parent = keys[-64:-32]
         assert engine.store(last, [0], first=TIER_BLOCKS, parent=parent) == [Stored.REFUSED]
         assert engine.lookup(keys) == [1] * TIER_BLOCKS + [0]
+
+
+@pytest.mark.parametrize("way", ["reserve", "store"])
+def test_chain_that_came_backwards(start: Start, way: str) -> None:
+    """A chain whose later block came first leaves from its tail like any other."""
+    daemon = start(host__capacity="4MiB")
+    namespace = make_namespace()
+    keys = chain(namespace, 2)
+    with daemon.engine(namespace) as engine:
+        if way == "reserve":
+            grant, _ = engine.reserve(keys)
+            assert engine.commit(grant, [1], [1]) == [Stored.STORED]
+            assert engine.commit(grant, [0], [0]) == [Stored.STORED]
+        else:
+            assert engine.store(keys[32:], [1], first=1, parent=keys[:32]) == [Stored.STORED]
+            assert engine.store(keys) == [Stored.STORED, Stored.PRESENT]
+        assert engine.fetch(keys[32:], [5], first=1) == [Fetched.HOST]  # the second alone
+        for seed in range(1, 2000):
+            engine.store(chain(namespace, 1, seed))
+            found = engine.lookup(keys)
+            assert found != [0, 1]
+            if found == [0, 0]:
+                break
+        else:
+            raise AssertionError("nothing left")
