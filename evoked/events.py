@@ -45,6 +45,8 @@ class EventSink(Protocol):
 
     def topic(self, namespace: NamespaceEntry | None) -> bytes: ...
 
+    def forget(self, namespace: NamespaceEntry) -> None: ...
+
 
 class Events:
     """One ROUTER over ipc; `_readers` are the routing ids of those who asked for a topic.

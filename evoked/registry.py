@@ -21,6 +21,7 @@ from evoked.sessions import Instance, NamespaceEntry, PoolEntry, Session, Tenant
 __all__ = ["Registry", "Request"]
 
 KEY: Final = wire.KEY_BYTES
+USER_SALT: Final = "uid:"
 SESSION_MAPPED_BYTES_MAX: Final = 1 << 42
 MAPPED_BYTES_MAX: Final = 1 << 46  # half of the addresses that a process has
 
@@ -77,6 +78,7 @@ class Registry:
         self._by_id: dict[bytes, NamespaceEntry] = {}
         self._tenants: dict[str | NoSalt, Tenant] = {}
         self.admit: Callable[[Tenant], None] = lambda tenant: None
+        self.forgotten: Callable[[NamespaceEntry], None] = lambda entry: None
         self._next_pool = 1
 
     # ------------------------------------------------------------------ verbs
@@ -107,6 +109,7 @@ class Registry:
         if session.rank >= len(namespace.rank_parts):
             sentence = f"{session.rank}, the namespace has {len(namespace.rank_parts)} ranks"
             raise Refusal(Code.BAD_ARGUMENT, "rank", sentence)
+        _check_user(session, namespace.salt)
         entry = self._by_id.get(namespace.id) or self._add(namespace)
         entry.sessions.add(session.number)
         session.namespaces[entry.number] = entry
@@ -131,8 +134,10 @@ class Registry:
 
     def _forget_unused(self) -> None:
         """Namespaces without sessions and without blocks need not be remembered."""
+        used = {row["namespace"] for row in self._index.usage() if row["blocks"]}
         for entry in list(self.namespaces.values()):
-            if not entry.sessions and not len(self._index.rows_of(entry.number)):
+            if not entry.sessions and entry.number not in used:
+                self.forgotten(entry)
                 self._index.drop_namespace(entry.number)
                 del self.namespaces[entry.number]
                 del self._by_id[entry.id]
@@ -229,3 +234,12 @@ class Registry:
             return None
         del self.instances[instance.join]
         return instance
+
+
+def _check_user(session: Session, salt: str | NoSalt) -> None:
+    """The salt "uid:N" is user N's own: cached() takes it, and anybody could guess it."""
+    if not isinstance(salt, str) or not salt.startswith(USER_SALT):
+        return
+    uid = session.peer.uid
+    if salt != f"{USER_SALT}{uid}" and uid not in (0, os.geteuid()):
+        raise Refusal(Code.DENIED, "salt", f"{salt[:40]!r} belongs to another user than {uid}")

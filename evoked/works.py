@@ -134,6 +134,7 @@ class Works:
     def publish_to(self, sink: EventSink) -> None:
         """From now on events go there."""
         self.announcer.sink = self.admin.sink = sink
+        self.registry.forgotten = sink.forget
 
     def session_ended(self, session: Session) -> None:
         """Everything that it owned is given back, or, where a copy is using it, when that ends."""

@@ -93,3 +93,21 @@ def test_sockets_are_private_by_default(daemon: DaemonProcess) -> None:
     for name in ("session.sock", "control.sock", "events.sock"):
         assert os.stat(daemon.directory / name).st_mode & 0o077 == 0
     assert os.stat(daemon.directory).st_mode & 0o077 == 0
+
+
+def _register_salts(directory: Path) -> str:
+    peer = Peer(directory)
+    salts = ("uid:0", "uid:1234", "uid:01234", "uid:1235", "team")
+    names = [make_namespace(salt=salt).encoded() for salt in salts]
+    return " ".join(peer.call("register_namespace", name)[0].name for name in names)
+
+
+@needs_root
+def test_salt_of_another_user(start: Start) -> None:
+    """The salt that names a user, which anybody could guess, is for that user and admins only."""
+    daemon = start(access__group="nogroup")
+    group = _open_to_group(daemon)
+    codes = in_child(lambda: _register_salts(daemon.directory), uid=1234, gid=group)
+    assert codes == "DENIED OK DENIED DENIED OK"
+    with daemon.peer() as peer:
+        peer.ok("register_namespace", make_namespace(salt="uid:1234").encoded())
