@@ -10,6 +10,7 @@ import errno
 import os
 import select
 import socket
+import stat
 from collections.abc import Callable
 from typing import Final
 
@@ -113,6 +114,10 @@ class Liveness:
             return f"liveness packet {word[:20]!r} {number}"
         if len(session.memories) == MEMORIES_WAITING_MAX:
             return f"more than {MEMORIES_WAITING_MAX} memories were sent and not registered"
+        kind = stat.S_IFMT(os.fstat(fds[0]).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFCHR, stat.S_IFIFO):
+            # It could be, or hold, this very connection, whose end would then never be seen.
+            return "liveness packet with a descriptor that is no memory"
         session.memories[number] = fds[0]
         return ""
 

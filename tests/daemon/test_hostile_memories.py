@@ -176,3 +176,10 @@ def test_hostile_layouts_are_quick(daemon: DaemonProcess) -> None:
             peer.call("register_pool", handle, "cpu", 1 << 24, slots, segments, memory)
             assert time.monotonic() - begin_s < 0.5
         os.close(fd)
+
+
+def test_own_connection_as_memory(daemon: DaemonProcess) -> None:
+    """A session cannot give the daemon its own connection to keep: it is ended."""
+    with daemon.peer() as peer:
+        peer.send_memory(peer.liveness.fileno())
+        assert peer.ended()
