@@ -75,11 +75,12 @@ class Admin:
     def flush(self, session: Session, number: int, args: wire.Flush) -> Any:
         """Removes blocks of the session's own namespaces; an admin may name any, or all."""
         entries = self._flush_targets(session, args)
+        used_bytes = {row["namespace"]: row["bytes"] for row in self._index.usage()}
         blocks = flushed_bytes = 0
         for entry in entries:
             entry.generation += 1
             rows = self._index.rows_of(entry.number)
-            flushed_bytes += sum(self._row_bytes(row) for row in rows)
+            flushed_bytes += used_bytes.get(entry.number, 0)
             blocks += len(rows)
             self._balance.remove(rows, "flushed")
         self._counters.add("blocks_flushed", blocks)
@@ -96,9 +97,6 @@ class Admin:
             epoch = args.weights_epoch
             entries = [entry for entry in entries if entry.namespace.weights_epoch == epoch]
         return entries
-
-    def _row_bytes(self, row: int) -> int:
-        return int(self._index.row(int(row))["bytes"])
 
     def inject(self, session: Session, number: int, args: wire.Inject) -> Any:
         """Flips one bit of a stored block: the test that checksums are checked."""
@@ -121,6 +119,7 @@ class Admin:
             if slot >= pool.slots:
                 raise Refusal(Code.BAD_ARGUMENT, name, f"{slot}, the pool has {pool.slots}")
         part_bytes = pool.native.layout.block_bytes
+        self._transfers.check_room(session, part_bytes)
         refs = self._balance.place(part_bytes, 1)
         if not len(refs):
             raise Refusal(Code.BUSY, "pool", f"no room for a block of {part_bytes} bytes")

@@ -121,6 +121,7 @@ class Session:
         self.fence_fd = native.FencePage.make()
         self.fence = native.FencePage(self.fence_fd)
         self.inflight_bytes = 0
+        self.transfers = 0  # copies under way; each names a fence word of its own
         self.grants = 0
         self._bucket = Bucket()
         self._asks: OrderedDict[int, None] = OrderedDict()

@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from evoke.client.wire import Code
+from evoke.client.wire import FENCE_WORDS, Code
 from evoke.core import native
 from evoked.histograms import Histograms
 from evoked.server import Refusal
@@ -53,6 +53,8 @@ class Transfers:
 
     def check_room(self, session: Session, copy_bytes: int) -> None:
         """BUSY when the session has too much under way; one request alone always fits."""
+        if session.transfers >= FENCE_WORDS:
+            raise Refusal(Code.BUSY, "", f"{FENCE_WORDS} copies of this session are under way")
         under_way = session.inflight_bytes
         if under_way and under_way + copy_bytes > self._inflight_bytes_max:
             sentence = f"{under_way} bytes are being copied for this session, "
@@ -90,6 +92,7 @@ class Transfers:
 
     def _wait(self, verb: str, ticket: int, session: Session, copy_bytes: int, done: Done) -> None:
         session.inflight_bytes += copy_bytes
+        session.transfers += 1
         self._waiting[ticket] = _Transfer(verb, session, copy_bytes, done, time.monotonic())
 
     def complete(self) -> None:
@@ -97,6 +100,7 @@ class Transfers:
         for ticket, outcomes, sums in self._engine.take_completed():
             transfer = self._waiting.pop(ticket)
             transfer.session.inflight_bytes -= transfer.copy_bytes
+            transfer.session.transfers -= 1
             try:
                 transfer.done(outcomes, sums)
             except Exception:  # the loop's edge: a defect of ours must not take the daemon down
