@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -119,14 +120,13 @@ class Balance:
             self.free(refs)
             raise
         refs = np.concatenate([refs, self._tier.allocate(block_bytes, missing)])
-        for _ in range(EXTENTS_TRIED):
-            if len(refs) == count or not self._reclaim_extent(block_bytes):
-                break
+        tries = itertools.count(1)  # each walks all rows: few for the whole request
+        while len(refs) < count and self._reclaim_extent(block_bytes, tries):
             more = self._tier.allocate(block_bytes, count - len(refs))
             refs = np.concatenate([refs, more])
         return refs
 
-    def _reclaim_extent(self, block_bytes: int) -> bool:
+    def _reclaim_extent(self, block_bytes: int, tries: Iterator[int]) -> bool:
         """Empty the region of another block size that holds the least recent block; False when
         none of those looked at can be emptied. What is below its blocks in chains goes with it."""
         regions = sorted(self._tier.foreign_extents(block_bytes))
@@ -135,13 +135,13 @@ class Balance:
             region = bisect_right(regions, (ref, REF_MAX, 0)) - 1
             if region < 0 or ref >= regions[region][1] or region in tried:
                 continue
+            if next(tries) > EXTENTS_TRIED:
+                return False
             rows = self._region_rows(*regions[region])
             if len(rows):
                 self.evict(rows)
                 return True
             tried.add(region)
-            if len(tried) == EXTENTS_TRIED:
-                break
         return False
 
     def _oldest_refs(self) -> Iterator[int]:
