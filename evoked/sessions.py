@@ -47,6 +47,7 @@ class Tenant:
     namespaces: set[NamespaceEntry] = field(default_factory=set)
     bucket: Bucket = field(default_factory=Bucket)
     grants: int = 0
+    pending_bytes: int = 0  # reserved, or being copied in by stores of one rank
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,8 +1,8 @@
 """Tenants (salts) and their quotas: bytes of the host tier, grants, requests per second.
 
 A tenant at its share of the tier makes room from its own blocks, never from another's; so nobody
-can be pushed out by a tenant that is over its share. Bytes that are being copied in count when they
-are committed, so a share can be exceeded by what its sessions have under way.
+can be pushed out by a tenant that is over its share. What is reserved or being copied in counts;
+parts of blocks that other ranks have not completed count when the block is committed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Tenants:
 
     def used_bytes(self, tenant: Tenant) -> int:
         numbers = {entry.number for entry in tenant.namespaces}
-        return sum(row["bytes"] for row in self._index.usage() if row["namespace"] in numbers)
+        stored = sum(row["bytes"] for row in self._index.usage() if row["namespace"] in numbers)
+        return stored + tenant.pending_bytes
 
     def _within_share(self, entry: NamespaceEntry, part_bytes: int, count: int) -> int:
         """How many of count parts fit in the share, after its own oldest blocks made room."""

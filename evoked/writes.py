@@ -76,8 +76,10 @@ class Writes:
         if not len(missing):
             return self._close(results, held)
         generation = entry.generation
+        pending_bytes = len(refs) * entry.part_bytes(0)
 
         def done(outcomes: U8, sums: U64) -> None:
+            entry.tenant.pending_bytes -= pending_bytes
             if session.ended or generation != entry.generation:
                 self._balance.free(refs)
                 self._counters.add("blocks_dropped", len(refs))
@@ -89,6 +91,7 @@ class Writes:
 
         slots = request.slots[missing]
         self._transfers.store(session, pool, slots, refs, args.deadline_ms, args.fence, done)
+        entry.tenant.pending_bytes += pending_bytes
         return DEFERRED
 
     def _open(self, request: Request) -> tuple[U8, U32, U32]:
@@ -252,7 +255,12 @@ class Writes:
         if not blocks:
             return [0, results.tobytes()]
 
+        block_bytes = sum(part.part_bytes for part in entry.namespace.parts)
+        pending_bytes = len(blocks) * block_bytes
+        entry.tenant.pending_bytes += pending_bytes
+
         def end() -> None:
+            entry.tenant.pending_bytes -= pending_bytes
             # Committed in whatever order, and between blocks that were there before.
             self._index.link(entry.number, request.parent + request.keys)
             for block in blocks.values():

@@ -79,3 +79,22 @@ def test_rate_of_a_tenant_is_bounded(start: Start) -> None:
         assert Code.BUSY in codes
         assert three.peer.call("lookup", three.handle, chain(b, 1), 0)[0] == Code.OK
         assert one.peer.counter("tenant_refusals") > 0
+
+
+def test_reservations_count_for_the_share(start: Start) -> None:
+    """A tenant cannot push another out by reserving room again and again."""
+    daemon = start(host__capacity="4MiB", tenants__host_percent=25)
+    quiet, loud = make_namespace(salt="quiet"), make_namespace(salt="loud")
+    with daemon.engine(quiet, 64) as one, daemon.engine(loud, 64) as two:
+        keys = chain(quiet, 64)
+        assert one.store(keys) == [Stored.STORED] * 64
+        granted = []
+        for seed in range(TIER_BLOCKS // 32):
+            grant, results = two.reserve(chain(loud, 32, seed=seed))
+            granted += [grant] * (Stored.STORED in results)
+        assert len(granted) == TIER_BLOCKS // 4 // 32
+        assert one.fetch(keys) == [Fetched.HOST] * 64
+        assert two.store(chain(loud, 1, seed=99)) == [Stored.REFUSED]
+        for grant in granted:
+            two.peer.ok("abort", grant)
+        assert two.store(chain(loud, 1, seed=99)) == [Stored.STORED]
