@@ -14,15 +14,14 @@ from tests.daemon.conftest import Start
 from tests.daemon.peer import DaemonProcess, Peer, chain, eventually, make_namespace
 
 
-def zmtp(path: Path, name: str = "control.sock", kind_of: bytes = b"DEALER") -> socket.socket:
-    """A connection to a socket that has greeted as an anonymous DEALER, say (ZMTP 3.0)."""
+def zmtp(path: Path, name: str = "control.sock") -> socket.socket:
+    """A connection to a socket that has greeted as an anonymous DEALER (ZMTP 3.0)."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(5)
     connection.connect(str(path / name))
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     connection.sendall(greeting)
-    kind = b"\x0bSocket-Type\0\0\0" + bytes([len(kind_of)]) + kind_of
-    route = b"\x08Identity\0\0\0\0"
+    kind, route = b"\x0bSocket-Type\0\0\0\x06DEALER", b"\x08Identity\0\0\0\0"
     ready = b"\x05READY" + kind + route
     connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
     received = b""
@@ -149,20 +148,16 @@ def test_descriptors_run_out(start: Start, nofile: int) -> None:
         peer.close()
 
 
-@pytest.mark.parametrize("kind", [b"DEALER", b"SUB"])
-def test_flood_of_subscriptions(start: Start, kind: bytes) -> None:
+def test_flood_of_subscriptions(start: Start) -> None:
     """Who floods the events socket without a topic neither stops the loop nor fills its memory."""
     daemon = start()
     before_bytes = daemon.resident_bytes()
     frames = b"".join(b"\0\xf0\1" + bytes([n]) * 239 for n in range(256))
-    with daemon.peer() as peer, zmtp(daemon.directory, "events.sock", kind) as connection:
+    with daemon.peer() as peer, zmtp(daemon.directory, "events.sock") as connection:
         connection.settimeout(0.2)
         end_s = time.monotonic() + 1.5
         while time.monotonic() < end_s:
-            try:
-                connection.sendall(frames)
-            except (BrokenPipeError, ConnectionResetError):
-                break  # of a SUB: the daemon does not speak with it at all
+            connection.sendall(frames)
             asked_s = time.monotonic()
             peer.ok("ping")
             assert time.monotonic() - asked_s < 1.0
