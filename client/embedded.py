@@ -45,13 +45,13 @@ class Embedded:
         self._closed = False
         self.directory = Path(tempfile.mkdtemp(prefix="evoke-"))
         try:
-            self._process, ready = _spawn(self.directory, arguments)
+            self._process, ready = spawn(self.directory, arguments)
         except BaseException:
             shutil.rmtree(self.directory)
             raise
         _running.add(self)
         try:
-            reason = _wait_ready(ready, self._process)
+            reason = wait_ready(ready, self._process)
         finally:
             os.close(ready)
         if reason:
@@ -79,7 +79,7 @@ class Embedded:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _spawn(directory: Path, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+def spawn(directory: Path, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """The process, and the read end of a pipe that says "ready"."""
     parent = os.pidfd_open(os.getpid())
     ready, to_child = os.pipe()
@@ -98,7 +98,7 @@ def _spawn(directory: Path, arguments: list[str]) -> tuple[subprocess.Popen[byte
     return process, ready
 
 
-def _wait_ready(ready: int, process: subprocess.Popen[bytes]) -> str:
+def wait_ready(ready: int, process: subprocess.Popen[bytes]) -> str:
     """Empty when it serves, else why not."""
     give_up_at = time.monotonic() + START_WAIT_S
     poll = select.poll()

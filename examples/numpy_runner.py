@@ -9,12 +9,14 @@ prompt's blocks come back instead of being computed, and the tokens are the same
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evoke.client import NO_SALT, Client, Group, Part, connect
+from evoke.client.conformance_runner import Generated, Options
 
 LAYERS, HEADS, HEAD_SIZE, VOCABULARY, BLOCK, SLOTS = 2, 2, 16, 97, 16, 64
 WIDTH = HEADS * HEAD_SIZE
@@ -25,11 +27,13 @@ F32 = NDArray[np.float32]
 class EvokeCache:
     """Keeps full blocks of token ids in the daemon. A failure of any kind is a miss."""
 
-    def __init__(self, client: Client, fingerprint: str, salt: Any = NO_SALT) -> None:
+    def __init__(
+        self, client: Client, fingerprint: str, salt: Any = NO_SALT, weights_epoch: str = "1"
+    ) -> None:
         group = Group(layers=LAYERS, kv_heads=HEADS, head_size=HEAD_SIZE)
         self.space = client.namespace(
             model=fingerprint,  # whatever changes the weights must change this
-            weights_epoch="1",
+            weights_epoch=weights_epoch,
             position="rope:theta=10000",
             dtype="float32",
             block_tokens=BLOCK,
@@ -66,8 +70,10 @@ class EvokeCache:
 class Runner:
     """One sequence at a time; a page table of slots; greedy decoding."""
 
-    def __init__(self, client: Client, seed: int = 1) -> None:
-        rng = np.random.default_rng(seed)
+    def __init__(
+        self, client: Client, make_cache: Callable[..., EvokeCache] = EvokeCache, **namespace: Any
+    ) -> None:
+        rng = np.random.default_rng(1)
 
         def matrix(*shape: int) -> F32:
             scale = np.sqrt(shape[-2])
@@ -79,17 +85,18 @@ class Runner:
         self.head = matrix(WIDTH, VOCABULARY)
         weights = (self.embedding, self.projections, self.head)
         digest = hashlib.sha256(b"".join(array.tobytes() for array in weights))
-        self.cache = EvokeCache(client, digest.hexdigest())
+        self.cache = make_cache(client, digest.hexdigest(), **namespace)
         self.forwarded = 0
+        self.logits = np.empty(0, np.float32)  # of the answer's last token
 
     def generate(self, prompt: list[int], steps: int) -> list[int]:
         tokens, slots = list(prompt), list(range(SLOTS))
         restored = self.cache.restore(tokens, slots)
         self.forwarded = 0
         for position in range(restored, len(prompt) + steps - 1):
-            logits = self._forward(tokens[position], position, slots)
+            self.logits = self._forward(tokens[position], position, slots)
             if position >= len(prompt) - 1:
-                tokens.append(int(logits.argmax()))
+                tokens.append(int(self.logits.argmax()))
         self.cache.save(tokens[:-1], slots, restored)  # the last token's KV was never computed
         return tokens[len(prompt) :]
 
@@ -122,6 +129,32 @@ def _rotate(vector: F32, position: int) -> F32:
     turned = [pairs[:, 0] * cos - pairs[:, 1] * sin, pairs[:, 0] * sin + pairs[:, 1] * cos]
     rotated: F32 = np.concatenate(turned, axis=1).astype(np.float32)
     return rotated
+
+
+# --- conformance begins
+class Adapter:
+    """The runner as the conformance kit drives it."""
+
+    vocabulary, context_tokens = VOCABULARY, SLOTS * BLOCK
+    patience_s = 1.0 + 0.5  # restore() waits 1 s at most, save() the client's timeout
+
+    def __init__(
+        self, options: Options, make_cache: Callable[..., EvokeCache] = EvokeCache, **how: Any
+    ) -> None:
+        self.client = connect(options.socket_dir, timeout_s=0.5, **how)
+        same = {"salt": options.salt, "weights_epoch": options.weights_epoch}
+        self.runner = Runner(self.client, make_cache, **same)
+        self.namespace = self.runner.cache.space.namespace
+
+    def generate(self, prompt: list[int], steps: int) -> Generated:
+        tokens = self.runner.generate(prompt, steps)
+        return Generated(tokens, self.runner.forwarded, self.runner.logits.tobytes())
+
+    def close(self) -> None:
+        self.client.close()
+
+
+# --- conformance ends
 
 
 def main() -> None:

@@ -24,9 +24,19 @@ def test_numpy_runner_restores_its_prompt() -> None:
     assert len(set(tokens[0].split(", "))) > 2, "an answer that never varies proves nothing"
 
 
+def quoted(part: str) -> str:
+    """What stands between the two marks in the example, which the documentation must hold."""
+    text = RUNNER.read_text()
+    found = text.partition(f"# --- {part} begins\n")[2].partition(f"# --- {part} ends")[0].strip()
+    assert found in (ROOT / "docs" / "integrate.md").read_text()
+    return found
+
+
 def test_documentation_quotes_the_example() -> None:
     """docs/integrate.md holds the example's evoke part word for word; it is at most 60 lines."""
-    text = RUNNER.read_text()
-    part = text.partition("# --- evoke begins\n")[2].partition("# --- evoke ends")[0].strip()
-    assert part in (ROOT / "docs" / "integrate.md").read_text()
-    assert len(part.splitlines()) <= 60
+    assert 30 < len(quoted("evoke").splitlines()) <= 60
+
+
+def test_documentation_quotes_the_adapter() -> None:
+    """docs/integrate.md holds what the conformance kit needs word for word."""
+    assert 10 < len(quoted("conformance").splitlines()) <= 40

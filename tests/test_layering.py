@@ -39,6 +39,8 @@ INTEGRATIONS = {
     "hf_tensors.py",
     "transformers.py",
 }
+# Modules of the client that are a pytest plug-in and its cases; nothing else imports them.
+PLUGIN = {"conformance.py", "conformance_cases.py"}
 # Modules that may use torch once a caller hands them a tensor, never when they are imported.
 LAZY = {"client/memory.py"}
 
@@ -92,9 +94,11 @@ def is_allowed(found: Import, folder: str) -> bool:
     name = package(found.name)
     if name in sys.stdlib_module_names or name == NAMES[folder] or name in ALLOWED[folder]:
         return True
+    file = Path(found.file)
+    if name == "pytest":
+        return folder == "client" and file.name in PLUGIN
     if name not in FRAMEWORKS or folder != "client":
         return False
-    file = Path(found.file)
     return file.name in INTEGRATIONS or (found.file in LAZY and found.inside_function)
 
 
@@ -116,6 +120,7 @@ def test_imports_follow_the_layers(folder: str) -> None:
         ("policy", "import evoke.config.loader", False),
         ("client", "from evoked.daemon import Daemon", False),
         ("client", "def f():\n    import torch", False),
+        ("client", "import pytest", False),
         ("client", "from . import wire", True),
         ("client", "from .. import evoked", False),
         ("evoked", "import torch", False),
@@ -139,6 +144,7 @@ def test_rules_bite(
     [
         ("evoke.config", {"numpy", "zmq", "evoke.core", "evoke.client", "torch"}),
         ("evoke.client", {"torch", "transformers", "evoked", "structlog", "click"}),
+        ("evoke.client.conformance_runner", {"pytest", "torch", "evoked"}),
         ("evoke.policy", {"zmq", "evoke.client", "torch"}),
         ("evoked.__main__", {"torch", "transformers", "evoked.cli"}),
     ],

@@ -34,7 +34,7 @@ def is_afternoon(file: Path) -> bool:
     if folder == "evoked":
         return rest[0] != "cli"
     if folder == "client":
-        return rest[0] not in INTEGRATIONS and not rest[0].startswith("hf_")
+        return rest[0] not in INTEGRATIONS and not rest[0].startswith(("hf_", "conformance_"))
     return folder == "csrc" or rest[0] not in OPTIONAL_POLICIES
 
 
