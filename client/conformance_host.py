@@ -89,8 +89,11 @@ class Daemon:
     # ------------------------------------------------------------ what it says
 
     @contextmanager
-    def client(self) -> Iterator[Client]:
-        with connect(self.directory, name="conformance", timeout_s=10, raise_errors=True) as client:
+    def client(self, rank: int = 0) -> Iterator[Client]:
+        name = "conformance"
+        with connect(
+            self.directory, name=name, rank=rank, timeout_s=10, raise_errors=True
+        ) as client:
             yield client
 
     def status(self) -> dict[str, Any]:
@@ -138,9 +141,9 @@ class Daemon:
         finally:
             context.destroy(linger=0)
 
-    def flip(self, encoding: bytes, key: bytes) -> None:
-        """Damage one byte of a stored block."""
-        with self.client() as client:
+    def flip(self, encoding: bytes, key: bytes, rank: int) -> None:
+        """Damage one byte of that rank's part of a stored block."""
+        with self.client(rank) as client:
             number = client.call("register_namespace", wire.RegisterNamespace(encoding))[0]
             client.call("inject", wire.Inject(number, key, 5))
 

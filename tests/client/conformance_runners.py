@@ -2,81 +2,126 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import secrets
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evoke.client import NO_SALT, Client, Group, Part, connect
+from evoke.client import NO_SALT, Client, Group, Part, PoolMemory, connect
 from evoke.client.conformance_runner import Generated, Options
 from examples.numpy_runner import BLOCK, HEAD_SIZE, HEADS, LAYERS, SLOTS, Adapter, EvokeCache
+
+SHAPE = (SLOTS, LAYERS, 2, BLOCK, HEADS, HEAD_SIZE)
 
 # ---------------------------------------------------------------- ranks
 
 
-class TwoRanks(EvokeCache):
-    """Each rank holds one head of every block: two clients, each with its half of the array."""
+class Rank:
+    """One head of every block: the rank's own client, namespace and pool in common memory."""
 
-    def __init__(self, second: Client, first: Client, fingerprint: str, **namespace: Any) -> None:
+    def __init__(self, client: Client, memory: PoolMemory, model: str, **namespace: Any) -> None:
         part = Part(groups=(Group(layers=LAYERS, kv_heads=1, head_size=HEAD_SIZE),))
-        self.second = second
-        self.spaces = [
-            client.namespace(
-                model=fingerprint, position="rope:theta=10000", dtype="float32",
-                block_tokens=BLOCK, parts=(part, part), rank_parts=(0, 1), **namespace,
-            )
-            for client in (first, second)
-        ]  # fmt: skip
-        self.space = self.spaces[0]
-        shape = (SLOTS, LAYERS, 2, BLOCK, HEADS, HEAD_SIZE)
-        self.memory = first.pool_memory(int(np.prod(shape)) * 4)
-        self.kv = self.memory.array(shape, np.float32)
-        axes = "slot layer kv token head element"
-        self.pools = [
-            space.register_pool(self.memory, self.kv[..., rank : rank + 1, :], axes)
-            for rank, space in enumerate(self.spaces)
-        ]
+        self.space = client.namespace(
+            model=model, position="rope:theta=10000", dtype="float32", block_tokens=BLOCK,
+            parts=(part, part), rank_parts=(0, 1), **namespace,
+        )  # fmt: skip
+        mine = memory.array(SHAPE, np.float32)[..., client.rank : client.rank + 1, :]
+        self.pool = self.space.register_pool(memory, mine, "slot layer kv token head element")
+
+    def lookup(self, token_ids: list[int]) -> int:
+        return self.space.lookup(self.space.keys(token_ids))
+
+    def fetch(self, token_ids: list[int], slots: list[int]) -> int:
+        chain = self.space.keys(token_ids)[: len(slots)]
+        return self.space.fetch(self.pool, chain, slots, timeout_s=0.5).leading
+
+    def store(self, token_ids: list[int], slots: list[int], first: int) -> None:
+        self.space.store(self.pool, self.space.keys(token_ids), slots, first=first)
+
+
+def serve_rank(
+    pipe: Connection, other: Connection, memory: PoolMemory, directory: str, **how: Any
+) -> None:
+    """The process of the second rank, for as long as the first one lives."""
+    other.close()
+    with connect(directory, timeout_s=0.5, rank=1, **how) as client:
+        try:
+            model, namespace = pipe.recv()
+            rank = Rank(client, memory, model, **namespace)
+            while True:
+                verb, *arguments = pipe.recv()
+                pipe.send(getattr(rank, verb)(*arguments))
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            pass
+
+
+class TwoRanks(EvokeCache):
+    """What the first rank does itself and has the second one do."""
+
+    def __init__(
+        self, pipe: Connection, memory: PoolMemory, client: Client, model: str, **namespace: Any
+    ) -> None:
+        self.pipe = pipe
+        pipe.send((model, namespace))
+        self.first = Rank(client, memory, model, **namespace)
+        self.space, self.kv = self.first.space, memory.array(SHAPE, np.float32)
+
+    def _both(self, verb: str, *arguments: Any) -> tuple[Any, Any]:
+        self.pipe.send((verb, *arguments))
+        return getattr(self.first, verb)(*arguments), self.pipe.recv()
 
     def restore(self, token_ids: list[int], slots: list[int]) -> int:
-        chains = [space.keys(token_ids[:-1]) for space in self.spaces]
-        known = min(map(lambda s, c: s.lookup(c), self.spaces, chains))
-        leading = known
-        for space, pool, chain in zip(self.spaces, self.pools, chains, strict=True):
-            if known:
-                fetched = space.fetch(pool, chain[:known], slots[:known], timeout_s=0.5)
-                leading = min(leading, fetched.leading)
-        return leading * BLOCK
+        known = min(self._both("lookup", token_ids[:-1]))
+        return min(self._both("fetch", token_ids[:-1], slots[:known])) * BLOCK if known else 0
 
     def save(self, token_ids: list[int], slots: list[int], restored: int) -> None:
-        first = restored // BLOCK
-        for space, pool in zip(self.spaces, self.pools, strict=True):
-            chain = space.keys(token_ids)
-            if first < len(chain):
-                space.store(pool, chain, slots[first : len(chain)], first=first)
+        first, last = restored // BLOCK, len(token_ids) // BLOCK
+        if first < last:
+            self._both("store", token_ids, slots[first:last], first)
+
+
+class TrustsFirstRank(TwoRanks):
+    """Takes what the first rank fetched for what both did."""
+
+    def restore(self, token_ids: list[int], slots: list[int]) -> int:
+        known = min(self._both("lookup", token_ids[:-1]))
+        return self._both("fetch", token_ids[:-1], slots[:known])[0] * BLOCK if known else 0
 
 
 class Ranked(Adapter):
-    patience_s = 2 * (0.5 + 0.5)
+    """An engine of two processes; it ends with either of them."""
 
-    def __init__(self, options: Options) -> None:
+    patience_s = 0.5 + 0.5
+
+    def __init__(
+        self, options: Options, *, together: bool = True, cache: type[TwoRanks] = TwoRanks
+    ) -> None:
         # A token that nobody knows founds the instance, so neither rank need be first.
-        join = secrets.token_bytes(16)
-        self.second = connect(options.socket_dir, timeout_s=0.5, join=join, rank=1)
-        super().__init__(options, partial(TwoRanks, self.second), join=join)
+        how = {"join": secrets.token_bytes(16)} if together else {}
+        memory = PoolMemory(int(np.prod(SHAPE)) * 4)
+        # Forked while there is no other thread, to inherit the memory.
+        context = multiprocessing.get_context("fork")
+        pipe, theirs = context.Pipe()
+        arguments = (theirs, pipe, memory, options.socket_dir)
+        self.second = context.Process(target=serve_rank, args=arguments, kwargs=how)
+        self.second.start()
+        theirs.close()
+        self.pipe = pipe
+        super().__init__(options, partial(cache, pipe, memory), **how)
 
     def close(self) -> None:
-        self.second.close()
+        self.pipe.close()
+        self.second.join()
         super().close()
 
 
-class RankApart(Ranked):
-    """The second rank is an engine of its own."""
-
-    def __init__(self, options: Options) -> None:
-        self.second = connect(options.socket_dir, timeout_s=0.5, rank=1)
-        Adapter.__init__(self, options, partial(TwoRanks, self.second))
+# The second rank is an engine of its own.
+ranks_apart = partial(Ranked, together=False)
+trusts_first_rank = partial(Ranked, cache=TrustsFirstRank)
 
 
 # ---------------------------------------------------------------- mistakes

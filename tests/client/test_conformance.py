@@ -43,11 +43,11 @@ def test_right_runner_passes(tmp_path: Path) -> None:
 
 
 def test_ranks_pass(tmp_path: Path) -> None:
-    """A runner of two ranks, each with its part of each block, meets the demands."""
-    only = "10B or rank or next_turn or answers_nothing or killed_in"
+    """A runner of two processes, each with its part of each block, meets the demands."""
+    only = "10B or rank or damaged or answers_nothing or killed_in"
     status, failed, passed, output = run_kit(tmp_path, f"{BROKEN}:Ranked", only)
     assert (status, failed) == (0, set()), output
-    assert len(passed) == 6
+    assert len(passed) == 8
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,25 @@ def test_ranks_pass(tmp_path: Path) -> None:
     [
         ("swapped_slots", "exact and B", {"exact[9B]", "exact[10B+3]"}, {"exact[B]"}),
         ("never_restores", "exact", {"exact[B+1]", "exact[9B]"}, {"exact[B]"}),
-        ("trusts_lookup", "damaged", {"damaged_block[first]", "damaged_block[last]"}, set()),
+        ("trusts_lookup", "damaged and middle", {"damaged_block[middle]"}, set()),
         ("forgets_salt", "other", {"other_namespace[salt]"}, {"other_namespace[weights_epoch]"}),
         ("LastToken", "exact or next", {"exact[3B-steps]", "next_turn"}, {"exact[10B+3]"}),
-        ("raises", "daemon_killed or restart", {"daemon_killed[0.0]"}, {"restart"}),
+        ("raises", "killed[0.0] or restart", {"daemon_killed[0.0]"}, {"restart"}),
         ("Impatient", "answers_nothing", {"daemon_answers_nothing"}, set()),
-        ("RankApart", "ranks_belong", {"ranks_belong_together"}, set()),
+        ("trusts_first_rank", "damaged and last", {"damaged_block[last]"}, set()),
+        ("ranks_apart", "ranks_belong", {"ranks_belong_together"}, set()),
     ],
+    ids=[
+        "swapped_slots",
+        "never_restores",
+        "trusts_lookup",
+        "forgets_salt",
+        "LastToken",
+        "raises",
+        "Impatient",
+        "trusts_first_rank",
+        "ranks_apart",
+    ],  # fmt: skip
 )
 def test_wrong_runner_fails(
     tmp_path: Path, runner: str, only: str, expected: set[str], passes: set[str]
