@@ -73,7 +73,7 @@ def test_ranks_pass(tmp_path: Path) -> None:
         "Impatient",
         "trusts_first_rank",
         "ranks_apart",
-    ],  # fmt: skip
+    ],
 )
 def test_wrong_runner_fails(
     tmp_path: Path, runner: str, only: str, expected: set[str], passes: set[str]
