@@ -11,7 +11,10 @@ from setuptools import setup
 
 def is_stale(made: str, source: str) -> bool:
     """Whether a file that the compiler read (-MMD lists them) is newer than the object file."""
-    read = shlex.split(Path(made[:-1] + "d").read_text().replace("\\\n", "").partition(":")[2])
+    listed = Path(made[:-1] + "d")
+    if not os.path.exists(made) or not listed.exists():
+        return True
+    read = shlex.split(listed.read_text().replace("\\\n", "").partition(":")[2])
     return any(not os.path.exists(f) or os.stat(made).st_mtime < os.stat(f).st_mtime for f in read)
 
 

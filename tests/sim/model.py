@@ -76,6 +76,10 @@ class Model(EventSink):
     def topic(self, namespace: NamespaceEntry | None) -> bytes:
         return bytes(16)
 
+    def forget(self, namespace: NamespaceEntry) -> None:
+        lost = {block for block in self.visible if block[0] == namespace.id}
+        assert not lost, "a namespace that still has blocks is forgotten"
+
     def blocks(self, kind: str, namespace: NamespaceEntry, keys: bytes, tier: str) -> None:
         assert tier == "host"
         blocks = [(namespace.id, keys[i : i + KEY]) for i in range(0, len(keys), KEY)]
