@@ -11,7 +11,7 @@ MODULES := $(sort $(wildcard $(CODE:%=%/*.py) $(CODE:%=%/*.pyi) $(CODE:%=%/*.tom
 # Checked by mypy besides the packages: whatever of these holds a Python file.
 TYPED := $(foreach folder,tests benchmarks examples,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder)))
 PACKAGES := evoke.core evoke.config evoke.policy evoke.client evoked
-FORMATTED := $(wildcard csrc/*.cpp csrc/*.hpp benchmarks/*.cpp benchmarks/*.hpp)
+FORMATTED := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*/*.cpp csrc/*/*.hpp benchmarks/*.cpp benchmarks/*.hpp)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
@@ -117,5 +117,5 @@ build: .venv/.installed
 
 clean:
 	rm -rf .venv build dist .cache .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	rm -rf *.egg-info csrc/_native*.so
+	rm -rf *.egg-info csrc/_*.so
 	find . -name __pycache__ -type d -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Builds the one extension, evoke.core._native; pyproject.toml and setup.cfg hold the rest."""
+"""Builds evoke.core._native of csrc/ and evoke.core._X of each csrc/X/; the rest is in setup.cfg."""
 
 import os
 import shlex
@@ -20,17 +20,20 @@ def is_stale(made: str, source: str) -> bool:
 
 strict = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("EVOKE_STRICT") else []
 sanitize = [f"-fsanitize={kinds}"] if (kinds := os.environ.get("EVOKE_SANITIZE")) else []
-native = Pybind11Extension("evoke.core._native", sorted(glob("csrc/*.cpp")), cxx_std=20)
-native.depends = glob("csrc/*.hpp")
-native.extra_compile_args += [
-    "-O3",
-    "-g1",
-    "-MMD",
-    "-UNDEBUG",
-    "-fno-omit-frame-pointer",
-    *strict,
-    *sanitize,
-]
-native.extra_link_args += ["-pthread", *sanitize]
+compile_args = ["-O3", "-g1", "-MMD", "-UNDEBUG", "-fno-omit-frame-pointer", *strict, *sanitize]
+
+
+def extension(name: str, folder: str) -> Pybind11Extension:
+    made = Pybind11Extension(f"evoke.core.{name}", sorted(glob(f"{folder}/*.cpp")), cxx_std=20)
+    made.depends = glob(f"{folder}/*.hpp")
+    made.extra_compile_args += compile_args
+    made.extra_link_args += ["-pthread", *sanitize]
+    return made
+
+
 ParallelCompile("EVOKE_JOBS", needs_recompile=is_stale).install()
-setup(ext_modules=[native])
+folders = sorted(glob("csrc/*/"))
+setup(
+    ext_modules=[extension("_native", "csrc")]
+    + [extension(f"_{Path(folder).name}", Path(folder).as_posix()) for folder in folders]
+)

@@ -1,5 +1,6 @@
 """evoke.core: the C++ core. It owns bytes; it never decides."""
 
 from evoke.core import _native as native
+from evoke.core import _scores as scores
 
-__all__ = ["native"]
+__all__ = ["native", "scores"]

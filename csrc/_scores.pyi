@@ -1,0 +1,51 @@
+"""Types of evoke.core._scores: what is remembered of blocks, and the orders that policies use.
+
+Identities are u32 numbers, dense from 0. Arrays are C-contiguous numpy arrays of exactly the type
+that is said; another is a TypeError.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+class Identities:
+    """Columns of what is known of blocks, resident or not."""
+
+    def grow(self, count: int) -> None:
+        """Room for the identities below count."""
+
+class Scores:
+    """LRFU scores: score(t) = alpha x(t) + (1 - alpha) score(t - 1) per clock unit."""
+
+    def __init__(self, identities: Identities, alpha: float, weighted: bool = False) -> None:
+        """weighted: keys include ln alpha, as `product` needs. ValueError: alpha not in (0, 1)."""
+
+class Order:
+    """Ranks residents; names who should go first. Learns; never moves anything."""
+
+class Lru(Order):
+    def __init__(self, identities: Identities) -> None: ...
+
+class Lfu(Order):
+    def __init__(self, identities: Identities) -> None: ...
+
+class Lrfu(Order):
+    def __init__(self, identities: Identities) -> None: ...
+
+def simulate(
+    ids: NDArray[np.uint32],
+    starts: NDArray[np.uint64],
+    now_s: NDArray[np.float64],
+    identities: int,
+    capacity_blocks: int,
+    tail_first: bool,
+    clock: str,
+    keep_state: bool,
+    chains: bool,
+    scored: bool,
+    known: Identities,
+    scores: Scores,
+    order: Order,
+) -> dict[str, int]:
+    """accesses, hits, prefix_hits, evictions of a run over requests; request i asked for
+    ids[starts[i]:starts[i + 1]], in chain order, at now_s[i] seconds. `known`, `scores` and
+    `order` are new ones."""

@@ -1,0 +1,75 @@
+// The Python module evoke.core._scores.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "orders.hpp"
+#include "simulate.hpp"
+
+namespace py = pybind11;
+
+namespace evoke {
+namespace {
+
+template <typename T>
+using Exact = py::array_t<T, py::array::c_style>;
+
+template <typename T>
+std::span<const T> span_of(const Exact<T>& array) {
+  return {array.data(), static_cast<size_t>(array.size())};
+}
+
+py::dict run(const Exact<uint32_t>& ids, const Exact<uint64_t>& starts, const Exact<double>& now_s,
+             uint32_t identities, uint64_t capacity_blocks, bool tail_first,
+             const std::string& clock, bool keep_state, bool chains, bool scored, Identities& known,
+             Scores& scores, Order& order) {
+  Rules rules{.capacity_blocks = capacity_blocks,
+              .touch = tail_first ? Touch::kTailFirst : Touch::kList,
+              .clock = clock == "access"   ? Clock::kAccess
+                       : clock == "second" ? Clock::kSecond
+                                           : Clock::kRequest,
+              .keep_state = keep_state,
+              .chains = chains,
+              .scored = scored};
+  const Trace trace{span_of(ids), span_of(starts), span_of(now_s), identities};
+  Counts counts;
+  {
+    const py::gil_scoped_release released;
+    counts = simulate(trace, rules, &known, &scores, &order);
+  }
+  py::dict result;
+  result["accesses"] = counts.accesses;
+  result["hits"] = counts.hits;
+  result["prefix_hits"] = counts.prefix_hits;
+  result["evictions"] = counts.evictions;
+  return result;
+}
+
+template <typename Kind>
+void bind_order(py::module_& m, const char* name) {
+  py::class_<Kind, Order>(m, name).def(py::init<Identities*>(), py::arg("identities"),
+                                       py::keep_alive<1, 2>());
+}
+
+}  // namespace
+}  // namespace evoke
+
+PYBIND11_MODULE(_scores, m) {
+  using namespace evoke;
+  m.doc() = "scores and orders of evoke's policies";
+  py::class_<Identities>(m, "Identities").def(py::init<>()).def("grow", &Identities::grow);
+  py::class_<Scores>(m, "Scores")
+      .def(py::init<Identities*, double, bool>(), py::arg("identities"), py::arg("alpha"),
+           py::arg("weighted") = false, py::keep_alive<1, 2>());
+  py::class_<Order>(m, "Order");
+  bind_order<Lru>(m, "Lru");
+  bind_order<Lfu>(m, "Lfu");
+  bind_order<Lrfu>(m, "Lrfu");
+  m.def("simulate", &run, py::arg("ids"), py::arg("starts"), py::arg("now_s"),
+        py::arg("identities"), py::arg("capacity_blocks"), py::arg("tail_first"), py::arg("clock"),
+        py::arg("keep_state"), py::arg("chains"), py::arg("scored"), py::arg("known"),
+        py::arg("scores"), py::arg("order"));
+}

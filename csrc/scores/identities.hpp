@@ -1,0 +1,74 @@
+// What is remembered of blocks, resident or gone: one number per identity, one column per fact.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace evoke {
+
+constexpr uint32_t kNoId = 0xFFFFFFFF;
+constexpr double kNeverKey = -std::numeric_limits<double>::infinity();
+
+// Columns by identity number. A policy reads those that its formula names; Scores writes them.
+struct Identities {
+  std::vector<double> key;        // LRFU: K with ln score = K - clock * lambda; -inf before any use
+  std::vector<double> at_clock;   // of the last access
+  std::vector<uint32_t> seq;      // of the last access: rises with each, ties of scores fall to it
+  std::vector<uint16_t> count;    // accesses, saturating
+  std::vector<uint8_t> role;      // see docs/policy.md; 0 is none
+  std::vector<uint8_t> priority;  // in sixteenths: 16 is 1.0
+
+  size_t size() const { return key.size(); }
+  // Room for identities below count; new ones know nothing.
+  void grow(size_t count_wanted);
+  void reset(uint32_t id);
+};
+
+// ln(e^a + e^b), the larger first: the form that the definition of the order fixes.
+inline double log_add(double a, double b) {
+  const double high = a < b ? b : a;
+  const double low = a < b ? a : b;
+  return low == kNeverKey ? high : high + std::log1p(std::exp(low - high));
+}
+
+// The stage `score` of the pipeline: score(t) = a x(t) + (1-a) score(t-1) per clock unit (LRFU, Lee
+// et al., IEEE Trans. Computers 2001, as an exponential moving average), kept lazily: the order of
+// two keys never changes between accesses.
+class Scores {
+ public:
+  // alpha in (0, 1). weighted: keys include ln alpha, so that exp(K - t lambda) is the score
+  // itself. Throws std::invalid_argument.
+  Scores(Identities* identities, double alpha, bool weighted);
+
+  void touch(uint32_t id, double signal, double clock, uint32_t seq) {
+    Identities& known = *identities_;
+    const double added = offset_ + clock * lambda_;
+    known.key[id] = log_add(known.key[id], signal == 1.0 ? added : added + std::log(signal));
+    note(id, clock, seq);
+  }
+  // Without a score: for orders that use recency and counts only.
+  void note(uint32_t id, double clock, uint32_t seq) {
+    Identities& known = *identities_;
+    known.at_clock[id] = clock;
+    known.seq[id] = seq;
+    known.count[id] = static_cast<uint16_t>(known.count[id] + (known.count[id] != 0xFFFF));
+  }
+  double log_score(uint32_t id, double clock) const {
+    return identities_->key[id] - offset_ + log_alpha_ - clock * lambda_;
+  }
+  // Every key as if alpha had always been this one from now on: scores at `clock` stay.
+  void rescale(double alpha, double clock);
+
+  double lambda() const { return lambda_; }
+
+ private:
+  Identities* identities_;
+  double lambda_ = 0;
+  double log_alpha_ = 0;
+  double offset_ = 0;  // ln alpha when weighted
+  bool weighted_;
+};
+
+}  // namespace evoke

@@ -1,0 +1,59 @@
+// The orders whose ranks only rise with an access: one lazy heap each.
+#pragma once
+
+#include <tuple>
+#include <vector>
+
+#include "heap.hpp"
+#include "order.hpp"
+
+namespace evoke {
+
+// Rank{}(known, id): smallest goes first; never lower after an access than before.
+template <typename Rank>
+class HeapOrder : public Order {
+ public:
+  using Order::Order;
+  void grow(size_t count) override {
+    Order::grow(count);
+    heap_.grow(count);
+  }
+  uint32_t worst(double) override {
+    return heap_.top([this](uint32_t id) { return Rank{}(known(), id); });
+  }
+  void rebuild() override {
+    for (const uint32_t id : heap_.take_ids()) heap_.push(id, Rank{}(known(), id));
+  }
+
+ protected:
+  void enter(uint32_t id) override { heap_.push(id, Rank{}(known(), id)); }
+  void exit(uint32_t id) override { heap_.remove(id); }
+
+ private:
+  LazyHeap<decltype(Rank{}(std::declval<const Identities&>(), 0u))> heap_;
+};
+
+// Least recently used.
+struct ByRecency {
+  uint32_t operator()(const Identities& known, uint32_t id) const { return known.seq[id]; }
+};
+using Lru = HeapOrder<ByRecency>;
+
+// Least often used, the least recent of equals.
+struct ByCount {
+  std::tuple<uint16_t, uint32_t> operator()(const Identities& known, uint32_t id) const {
+    return {known.count[id], known.seq[id]};
+  }
+};
+using Lfu = HeapOrder<ByCount>;
+
+// Lowest LRFU score, the least recent of equals: the order of keys is the order of scores at any
+// time.
+struct ByKey {
+  std::tuple<double, uint32_t> operator()(const Identities& known, uint32_t id) const {
+    return {known.key[id], known.seq[id]};
+  }
+};
+using Lrfu = HeapOrder<ByKey>;
+
+}  // namespace evoke
