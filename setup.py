@@ -1,4 +1,4 @@
-"""Builds evoke.core._native of csrc/ and evoke.core._X of each csrc/X/; the rest is in setup.cfg."""
+"""Builds evoke.core._native of csrc/ and evoke.core._X of each csrc/X/; setup.cfg has the rest."""
 
 import os
 import shlex
