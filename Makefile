@@ -11,13 +11,13 @@ MODULES := $(sort $(wildcard $(CODE:%=%/*.py) $(CODE:%=%/*.pyi) $(CODE:%=%/*.tom
 # Checked by mypy besides the packages: whatever of these holds a Python file.
 TYPED := $(foreach folder,tests benchmarks examples,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder)))
 PACKAGES := evoke.core evoke.config evoke.policy evoke.client evoked
-FORMATTED := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*/*.cpp csrc/*/*.hpp benchmarks/*.cpp benchmarks/*.hpp)
+FORMATTED := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*/*.cpp csrc/*/*.hpp benchmarks/*.cpp benchmarks/*.hpp tests/*/*.cpp)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: demo test lint bench sanitize sanitize-address sanitize-thread build clean FORCE
+.PHONY: demo test test-numa lint bench sanitize sanitize-address sanitize-thread build clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo build
@@ -32,6 +32,10 @@ lint: .venv/.test build
 	$(PY) -m mypy $(PACKAGES:%=-p %)
 	$(PY) -m mypy --explicit-package-bases $(TYPED)
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
+
+# Needs QEMU; no part of `make test`.
+test-numa:
+	tests/numa/run
 
 bench: .venv/.test build
 	$(PY) -m pytest -o python_files='bench_*.py' benchmarks --benchmark-only

@@ -11,6 +11,22 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from evoke.core._native_memory import (
+    Arena as Arena,
+)
+from evoke.core._native_memory import (
+    check_pool_memfd as check_pool_memfd,
+)
+from evoke.core._native_memory import (
+    make_pool_memfd as make_pool_memfd,
+)
+from evoke.core._native_memory import (
+    memory_available_bytes as memory_available_bytes,
+)
+from evoke.core._native_memory import (
+    numa_nodes as numa_nodes,
+)
+
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
@@ -61,56 +77,6 @@ def self_test(milliseconds: int = 20) -> dict[str, float]:
     """Measure each kernel (bytes per second) and choose; {"avx2_nt": ..., "memcpy": ...}."""
 
 # ---------------------------------------------------------------- memory
-
-class Arena:
-    """One tier memory: anonymous or hugetlb pages, carved into extents of one block size each.
-
-    Extents are runs of 2 MiB granules, never across a 1 GiB boundary, sized so that at most
-    1/32 is wasted where the space allows. Single-threaded except prefault and close. After
-    close() calls that need the memory raise ValueError.
-    """
-
-    def __init__(self, capacity_bytes: int, backing: str = "auto", lock: bool = False) -> None:
-        """backing: the best to try, auto | hugetlb | thp | 4k; the next worse one follows when the
-        machine lacks it. Capacity is rounded up to 2 MiB. MemoryError when nothing is mapped."""
-
-    def prefault(self, threads: int) -> None:
-        """Touch all pages (MADV_POPULATE_WRITE) without the GIL; progress in prefaulted_bytes.
-        Locks afterwards if asked to. MemoryError with the bytes done when the kernel refuses;
-        ValueError when close() ended it."""
-
-    prefaulted_bytes: int
-    address: int
-    capacity_bytes: int
-    backing: str  # what it got: hugetlb | thp | 4k
-    locked: bool  # mlock succeeded (ENOMEM is an answer, not an error)
-
-    def allocate(self, block_bytes: int, count: int) -> U64:
-        """Byte offsets (4 KiB aligned) of up to count blocks; shorter when there is no room."""
-
-    def free(self, offsets: U64) -> None:
-        """ValueError on an offset that is not allocated (nothing is freed then)."""
-
-    def extents(self) -> list[dict[str, int]]:
-        """[{offset, bytes, block_bytes, blocks_used, blocks}] of the extents in use."""
-
-    def can_ever_hold(self, block_bytes: int) -> bool: ...
-    def stats(self) -> dict[str, int]:
-        """{capacity_bytes, allocated_bytes (sum of block sizes given out), extent_bytes,
-        free_granule_bytes, largest_free_run_bytes, wasted_bytes (rounding and extent tails),
-        blocks}"""
-
-    def close(self) -> None: ...
-
-def make_pool_memfd(pool_bytes: int, name: str, huge: bool = False) -> int:
-    """A memfd for an engine's pool: sized, sealed SHRINK|GROW|SEAL, close-on-exec."""
-
-def check_pool_memfd(fd: int, pool_bytes: int) -> None:
-    """ValueError unless fd is a memfd of at least pool_bytes sealed against SHRINK."""
-
-def memory_available_bytes(proc: str = "/proc") -> int:
-    """The least of MemAvailable and what the cgroups (v1 and v2, up to the root) leave; inactive
-    page cache counts as free. proc: where procfs is."""
 
 # ---------------------------------------------------------------- index
 

@@ -6,7 +6,6 @@
 #include <bit>
 #include <cassert>
 #include <cerrno>
-#include <fstream>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -33,36 +32,6 @@ size_t checked_granules(size_t capacity_bytes) {
   return ceil_div(capacity_bytes, kGranuleBytes);
 }
 
-bool thp_possible() {
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
-  std::string line;
-  return std::getline(file, line) && line.find("[never]") == std::string::npos;
-}
-
-constexpr int kProtection = PROT_READ | PROT_WRITE;
-constexpr int kMapFlags = MAP_PRIVATE | MAP_ANONYMOUS;
-
-// Empty when the reserve has too few pages: they are taken here and not at the first touch.
-Mapping map_hugetlb(size_t length) {
-  constexpr int kFlags = kMapFlags | MAP_HUGETLB | (21 << MAP_HUGE_SHIFT);
-  void* const address = mmap(nullptr, length, kProtection, kFlags, -1, 0);
-  return address == MAP_FAILED ? Mapping() : Mapping(address, length);
-}
-
-// Starts at a multiple of 2 MiB, so that transparent huge pages fit.
-Mapping map_aligned(size_t length) {
-  void* const address = mmap(nullptr, length + kGranuleBytes, kProtection, kMapFlags, -1, 0);
-  if (address == MAP_FAILED) {
-    throw_system_error(errno, "arena of " + std::to_string(length) + " bytes");
-  }
-  auto* const raw = static_cast<uint8_t*>(address);
-  const auto place = reinterpret_cast<uintptr_t>(raw);
-  const size_t skip = round_up(place, kGranuleBytes) - place;
-  if (skip > 0) munmap(raw, skip);
-  munmap(raw + skip + length, kGranuleBytes - skip);
-  return Mapping(raw + skip, length);
-}
-
 // Faults a range in. 0 or an errno.
 int populate(uint8_t* from, size_t length_bytes) {
   while (madvise(from, length_bytes, MADV_POPULATE_WRITE) != 0) {
@@ -79,35 +48,23 @@ int populate(uint8_t* from, size_t length_bytes) {
 
 }  // namespace
 
-Arena::Arena(size_t capacity_bytes, Backing want, bool lock)
-    : Arena(map(checked_granules(capacity_bytes) * kGranuleBytes, want), lock) {}
+Arena::Arena(size_t capacity_bytes, Backing want, bool lock, int node)
+    : Arena(map_arena(checked_granules(capacity_bytes) * kGranuleBytes, want, node), lock, node) {}
 
-Arena::Arena(Mapped mapped, bool lock)
+Arena::Arena(const std::string& device, size_t capacity_bytes)
+    : Arena(map_device(device, checked_granules(capacity_bytes) * kGranuleBytes), false, kAnyNode) {
+}
+
+Arena::Arena(ArenaMemory mapped, bool lock, int node)
     : memory_(std::move(mapped.memory)),
       backing_(mapped.backing),
       granules_(memory_.size() / kGranuleBytes),
       lock_wanted_(lock),
+      node_(node),
       granule_map_(granules_),
       extent_of_granule_(granules_, 0) {}
 
 Arena::~Arena() { close(); }
-
-Arena::Mapped Arena::map(size_t length, Backing want) {
-  Mapped mapped{Mapping(), Backing::kHugetlb};
-  if (want == Backing::kAuto || want == Backing::kHugetlb) mapped.memory = map_hugetlb(length);
-  if (!mapped.memory.data()) {
-    mapped.memory = map_aligned(length);
-    uint8_t* const memory = mapped.memory.data();
-    const bool huge =
-        want != Backing::k4k && thp_possible() && madvise(memory, length, MADV_HUGEPAGE) == 0;
-    if (!huge) madvise(memory, length, MADV_NOHUGEPAGE);
-    mapped.backing = huge ? Backing::kThp : Backing::k4k;
-  }
-  // A child must not share it, and a core file must not hold the tenants' text.
-  madvise(mapped.memory.data(), length, MADV_DONTFORK);
-  madvise(mapped.memory.data(), length, MADV_DONTDUMP);
-  return mapped;
-}
 
 const char* Arena::backing() const {
   switch (backing_) {
@@ -115,6 +72,8 @@ const char* Arena::backing() const {
       return "hugetlb";
     case Backing::kThp:
       return "thp";
+    case Backing::kDevice:
+      return "device";
     default:
       return "4k";
   }
@@ -168,6 +127,12 @@ void Arena::prefault(size_t threads) {
     const bool locked = mlock2(memory_.data(), capacity_bytes(), 0) == 0;
     locked_.store(locked, std::memory_order_relaxed);
   }
+}
+
+Placement Arena::placement(int node) const {
+  require_open();
+  const size_t page_bytes = backing_ == Backing::k4k ? 4096 : kGranuleBytes;
+  return placement_of(memory_.data(), capacity_bytes(), page_bytes, node);
 }
 
 bool Arena::can_ever_hold(size_t block_bytes) const {

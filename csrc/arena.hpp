@@ -11,15 +11,17 @@
 #include <string>
 #include <vector>
 
+#include "arena_map.hpp"
 #include "granules.hpp"
 #include "memory.hpp"
+#include "placement.hpp"
 
 namespace evoke {
 
 // Not thread-safe, except prefault, prefaulted_bytes and close against each other.
 class Arena {
  public:
-  enum class Backing { kAuto, kHugetlb, kThp, k4k };
+  using Backing = evoke::Backing;
 
   struct ExtentInfo {
     uint64_t offset, bytes, block_bytes, blocks_used, blocks;
@@ -32,7 +34,11 @@ class Arena {
   // capacity_bytes is rounded up to 2 MiB. `want` is the best backing to try; the next worse one
   // follows when the machine lacks it. Throws std::invalid_argument (capacity 0 or over 2^56),
   // std::system_error when nothing can be mapped.
-  Arena(size_t capacity_bytes, Backing want, bool lock);
+  // node: where all pages come from, from the first touch on.
+  Arena(size_t capacity_bytes, Backing want, bool lock, int node = kAnyNode);
+  // The first capacity_bytes of a devdax character device: memory that the kernel does not give to
+  // anybody else. Throws std::invalid_argument (not such a device, or a smaller one).
+  Arena(const std::string& device, size_t capacity_bytes);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   ~Arena();
@@ -53,14 +59,13 @@ class Arena {
   uint8_t* address() const { return memory_.data(); }
   size_t capacity_bytes() const { return granules_ * kGranuleBytes; }
   const char* backing() const;
+  int node() const { return node_; }
+  // Where the pages are now; after prefault. Thread-safe but for close.
+  Placement placement(int node) const;
   bool locked() const { return locked_.load(std::memory_order_relaxed); }
   void close();  // ends a running prefault; every later call throws std::invalid_argument
 
  private:
-  struct Mapped {
-    Mapping memory;
-    Backing backing;
-  };
   struct Extent {
     GranuleMap::Run run;  // count 0: this slot is unused
     size_t block_bytes = 0;
@@ -71,8 +76,7 @@ class Arena {
     std::vector<uint64_t> free{};  // bit set: the block is free
   };
 
-  Arena(Mapped mapped, bool lock);
-  static Mapped map(size_t length_bytes, Backing want);
+  Arena(ArenaMemory mapped, bool lock, int node);
   void prefault_chunks(std::atomic<size_t>& next, std::atomic<int>& error);
   void require_open() const;
   Extent* extent_with_room(size_t block_bytes);
@@ -85,6 +89,7 @@ class Arena {
   Backing backing_;
   size_t granules_;
   bool lock_wanted_;
+  int node_;
   std::mutex prefault_mutex_;  // held while prefault runs, so that close waits for it
   std::atomic<bool> closing_{false};
   std::atomic<bool> locked_{false};

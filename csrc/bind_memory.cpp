@@ -31,12 +31,48 @@ Arena::Backing backing_named(const std::string& name) {
   throw py::value_error("backing: '" + name + "' is not auto, hugetlb, thp or 4k");
 }
 
-std::unique_ptr<Arena> make_arena(size_t capacity_bytes, const std::string& backing, bool lock) {
+std::unique_ptr<Arena> make_arena(size_t capacity_bytes, const std::string& backing, bool lock,
+                                  int node) {
   try {
-    return std::make_unique<Arena>(capacity_bytes, backing_named(backing), lock);
+    return std::make_unique<Arena>(capacity_bytes, backing_named(backing), lock, node);
   } catch (const std::system_error& error) {
     throw_memory_error(error);
   }
+}
+
+std::unique_ptr<Arena> arena_on_device(const std::string& path, size_t capacity_bytes) {
+  try {
+    return std::make_unique<Arena>(path, capacity_bytes);
+  } catch (const std::system_error& error) {
+    throw_memory_error(error);
+  }
+}
+
+py::dict placement(const Arena& arena, int node) {
+  const Placement found = [&] {
+    const py::gil_scoped_release unlocked;
+    return arena.placement(node);
+  }();
+  py::dict entry;
+  entry["on_node_bytes"] = found.on_node_bytes;
+  entry["elsewhere_bytes"] = found.elsewhere_bytes;
+  entry["unknown_bytes"] = found.unknown_bytes;
+  return entry;
+}
+
+py::list nodes(const std::string& sys, const std::string& proc) {
+  py::list list;
+  for (const NumaNode& node : numa_nodes(sys, proc)) {
+    py::dict entry;
+    entry["number"] = node.number;
+    entry["has_cpu"] = node.has_cpu;
+    entry["memory_bytes"] = node.memory_bytes;
+    entry["free_bytes"] = node.free_bytes;
+    entry["movable_bytes"] = node.movable_bytes;
+    entry["free_huge_bytes"] = node.free_huge_bytes;
+    list.append(entry);
+  }
+  return list;
 }
 
 void prefault(Arena& arena, size_t threads) {
@@ -103,7 +139,10 @@ int pool_memfd(size_t pool_bytes, const std::string& name, bool huge) {
 void bind_memory(py::module_& m) {
   py::class_<Arena>(m, "Arena")
       .def(py::init(&make_arena), py::arg("capacity_bytes"), py::arg("backing") = "auto",
-           py::arg("lock") = false)
+           py::arg("lock") = false, py::arg("node") = kAnyNode)
+      .def_static("on_device", &arena_on_device, py::arg("path"), py::arg("capacity_bytes"))
+      .def("placement", &placement, py::arg("node"))
+      .def_property_readonly("node", &Arena::node)
       .def("prefault", &prefault, py::arg("threads"))
       .def_property_readonly("prefaulted_bytes", &Arena::prefaulted_bytes)
       .def_property_readonly(
@@ -118,6 +157,7 @@ void bind_memory(py::module_& m) {
       .def("can_ever_hold", &Arena::can_ever_hold, py::arg("block_bytes"))
       .def("stats", &stats)
       .def("close", &Arena::close, py::call_guard<py::gil_scoped_release>());
+  m.def("numa_nodes", &nodes, py::arg("sys") = "/sys", py::arg("proc") = "/proc");
   m.def("make_pool_memfd", &pool_memfd, py::arg("pool_bytes"), py::arg("name"),
         py::arg("huge") = false);
   m.def("check_pool_memfd", &check_pool_memfd, py::arg("fd"), py::arg("pool_bytes"));
