@@ -4,6 +4,8 @@ Identities are u32 numbers, dense from 0. Arrays are C-contiguous numpy arrays o
 that is said; another is a TypeError.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,26 @@ class Lfu(Order):
 
 class Lrfu(Order):
     def __init__(self, identities: Identities) -> None: ...
+
+class Relevance(Order):
+    """Coherence, recency and attention with role floors; evoke.policy.relevance has the formula."""
+
+    def __init__(
+        self,
+        identities: Identities,
+        coherence: float,
+        recency: float,
+        attention: float,
+        decay: float,
+        alpha: float,
+        floors: Sequence[float],
+    ) -> None:
+        """The weights; decay per clock unit; alpha: of the scores, which must be weighted; floors:
+        six, by role number. ValueError names the argument."""
+
+    def set_coherence(self, ids: NDArray[np.uint32], values: NDArray[np.float32]) -> None:
+        """Of identities that the order has grown to; 0 to 1, 0.5 before. ValueError: another
+        value or id; nothing has changed then."""
 
 def simulate(
     ids: NDArray[np.uint32],

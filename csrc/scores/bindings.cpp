@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "orders.hpp"
+#include "relevance.hpp"
 #include "simulate.hpp"
 
 namespace py = pybind11;
@@ -48,6 +49,24 @@ py::dict run(const Exact<uint32_t>& ids, const Exact<uint64_t>& starts, const Ex
   return result;
 }
 
+void bind_relevance(py::module_& m) {
+  using Floors = std::array<double, kRoles>;
+  py::class_<Relevance, Order>(m, "Relevance")
+      .def(py::init([](Identities* identities, double coherence, double recency, double attention,
+                       double decay, double alpha, const Floors& floors) {
+             return new Relevance(identities, {coherence, recency, attention, decay, floors},
+                                  alpha);
+           }),
+           py::arg("identities"), py::arg("coherence"), py::arg("recency"), py::arg("attention"),
+           py::arg("decay"), py::arg("alpha"), py::arg("floors"), py::keep_alive<1, 2>())
+      .def(
+          "set_coherence",
+          [](Relevance& order, const Exact<uint32_t>& ids, const Exact<float>& values) {
+            order.set_coherence(span_of(ids), span_of(values));
+          },
+          py::arg("ids"), py::arg("values"));
+}
+
 template <typename Kind>
 void bind_order(py::module_& m, const char* name) {
   py::class_<Kind, Order>(m, name).def(py::init<Identities*>(), py::arg("identities"),
@@ -68,6 +87,7 @@ PYBIND11_MODULE(_scores, m) {
   bind_order<Lru>(m, "Lru");
   bind_order<Lfu>(m, "Lfu");
   bind_order<Lrfu>(m, "Lrfu");
+  bind_relevance(m);
   m.def("simulate", &run, py::arg("ids"), py::arg("starts"), py::arg("now_s"),
         py::arg("identities"), py::arg("capacity_blocks"), py::arg("tail_first"), py::arg("clock"),
         py::arg("keep_state"), py::arg("chains"), py::arg("scored"), py::arg("known"),
