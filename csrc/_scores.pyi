@@ -33,6 +33,29 @@ class Lfu(Order):
 class Lrfu(Order):
     def __init__(self, identities: Identities) -> None: ...
 
+class ReturnIndex(Order):
+    """Chains give up their tails where keeping them has been worth the least by the byte-second;
+    evoke.policy.return_index has the formula. Takes all blocks of a request and then names who must
+    go; ranks by the seconds of the requests."""
+
+    def __init__(
+        self,
+        identities: Identities,
+        capacity_bytes: int,
+        classes: str = "shadow",
+        memory_requests: float = 50000,
+    ) -> None:
+        """capacity_bytes: of the cache that is ordered, in units of the identities' sizes (blocks,
+        where these are 1). classes: age, gap, count-new, or shadow, which chooses among them.
+        memory_requests: what was counted so many requests ago weighs half. ValueError: capacity 0,
+        an unknown name, a memory below 1."""
+
+    def resize(self, capacity_bytes: int) -> None:
+        """ValueError: 0."""
+    @property
+    def classes(self) -> str:
+        """age, gap or count-new: what it tells apart now."""
+
 class Relevance(Order):
     """Coherence, recency and attention with role floors; evoke.policy.relevance has the formula."""
 

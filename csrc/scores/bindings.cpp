@@ -13,6 +13,9 @@
 namespace py = pybind11;
 
 namespace evoke {
+
+void bind_return_index(py::module_& m);
+
 namespace {
 
 template <typename T>
@@ -88,6 +91,7 @@ PYBIND11_MODULE(_scores, m) {
   bind_order<Lfu>(m, "Lfu");
   bind_order<Lrfu>(m, "Lrfu");
   bind_relevance(m);
+  bind_return_index(m);
   m.def("simulate", &run, py::arg("ids"), py::arg("starts"), py::arg("now_s"),
         py::arg("identities"), py::arg("capacity_blocks"), py::arg("tail_first"), py::arg("clock"),
         py::arg("keep_state"), py::arg("chains"), py::arg("scored"), py::arg("known"),

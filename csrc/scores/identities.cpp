@@ -13,6 +13,7 @@ void Identities::grow(size_t count_wanted) {
   count.resize(count_wanted, 0);
   role.resize(count_wanted, 0);
   priority.resize(count_wanted, 16);
+  bytes.resize(count_wanted, 1);
 }
 
 void Identities::reset(uint32_t id) {

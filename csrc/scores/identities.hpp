@@ -20,6 +20,8 @@ struct Identities {
   std::vector<uint8_t> role;      // see docs/policy.md; 0 is none
   std::vector<uint8_t> priority;  // in sixteenths: 16 is 1.0
 
+  std::vector<uint32_t> bytes;  // of the block, at least 1; 1 where blocks are what is counted
+
   size_t size() const { return key.size(); }
   // Room for identities below count; new ones know nothing.
   void grow(size_t count_wanted);

@@ -1,0 +1,46 @@
+// The Python class evoke.core._scores.ReturnIndex.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "return_index.hpp"
+
+namespace py = pybind11;
+
+namespace evoke {
+namespace {
+
+constexpr std::array<const char*, kSets> kSetNames = {"age", "gap", "count-new"};
+
+ReturnRules rules_of(uint64_t capacity_bytes, const std::string& classes, double memory_requests) {
+  ReturnRules rules{.capacity_bytes = capacity_bytes, .memory_requests = memory_requests};
+  if (classes == "shadow") return rules;
+  const auto found = std::ranges::find(kSetNames, classes);
+  if (found == kSetNames.end()) {
+    throw std::invalid_argument("classes: '" + classes +
+                                "' is none of age, gap, count-new, shadow");
+  }
+  rules.choosing = false;
+  rules.set = static_cast<ClassSet>(found - kSetNames.begin());
+  return rules;
+}
+
+}  // namespace
+
+void bind_return_index(py::module_& m) {
+  py::class_<ReturnIndex, Order>(m, "ReturnIndex")
+      .def(py::init([](Identities* identities, uint64_t capacity_bytes, const std::string& classes,
+                       double memory_requests) {
+             return new ReturnIndex(identities, rules_of(capacity_bytes, classes, memory_requests));
+           }),
+           py::arg("identities"), py::arg("capacity_bytes"), py::arg("classes") = "shadow",
+           py::arg("memory_requests") = ReturnRules{}.memory_requests, py::keep_alive<1, 2>())
+      .def("resize", &ReturnIndex::resize, py::arg("capacity_bytes"))
+      .def_property_readonly("classes", [](const ReturnIndex& order) {
+        return kSetNames[static_cast<size_t>(order.set())];
+      });
+}
+
+}  // namespace evoke
