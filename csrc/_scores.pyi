@@ -33,6 +33,12 @@ class Lfu(Order):
 class Lrfu(Order):
     def __init__(self, identities: Identities) -> None: ...
 
+class Clairvoyant(Order):
+    """The bound: keeps what is used next, of equals what is nearer to the root. Needs the future:
+    only simulate() can drive it."""
+
+    def __init__(self, identities: Identities) -> None: ...
+
 class ReturnIndex(Order):
     """Chains give up their tails where keeping them has been worth the least by the byte-second;
     evoke.policy.return_index has the formula. Takes all blocks of a request and then names who must

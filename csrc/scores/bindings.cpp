@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "clairvoyant.hpp"
 #include "orders.hpp"
 #include "relevance.hpp"
 #include "simulate.hpp"
@@ -90,6 +91,7 @@ PYBIND11_MODULE(_scores, m) {
   bind_order<Lru>(m, "Lru");
   bind_order<Lfu>(m, "Lfu");
   bind_order<Lrfu>(m, "Lrfu");
+  bind_order<Clairvoyant>(m, "Clairvoyant");
   bind_relevance(m);
   bind_return_index(m);
   m.def("simulate", &run, py::arg("ids"), py::arg("starts"), py::arg("now_s"),

@@ -21,7 +21,10 @@ struct Request {
   std::span<const uint32_t> ids;  // blocks asked for, in chain order
   double clock;                   // in the clock unit that scores age in
   double now_s;                   // real time, for policies that rank by it
+  // By block: the number of the request that uses it next, for orders that need the future.
+  std::span<const uint32_t> next_use = {};
 };
+constexpr uint32_t kNeverUsed = 0xFFFFFFFF;
 
 class Order {
  public:
@@ -53,6 +56,8 @@ class Order {
   // A policy that ranks the newcomer with the rest admits whole requests and then evicts down to
   // the capacity; the others evict before each admission.
   virtual bool admits_first() const { return false; }
+  // Only a recorded stream can drive it.
+  virtual bool needs_future() const { return false; }
   // Keys have been rescaled.
   virtual void rebuild() {}
 

@@ -1,9 +1,22 @@
 #include "simulate.hpp"
 
 #include <cassert>
+#include <vector>
 
 namespace evoke {
 namespace {
+
+std::vector<uint32_t> next_uses(const Trace& trace) {
+  std::vector<uint32_t> uses(trace.ids.size());
+  std::vector<uint32_t> next(trace.identities, kNeverUsed);
+  for (size_t number = trace.starts.size() - 1; number-- > 0;) {
+    const size_t begin = trace.starts[number];
+    const size_t end = trace.starts[number + 1];
+    for (size_t i = begin; i < end; ++i) uses[i] = next[trace.ids[i]];
+    for (size_t i = begin; i < end; ++i) next[trace.ids[i]] = static_cast<uint32_t>(number);
+  }
+  return uses;
+}
 
 class Run {
  public:
@@ -11,6 +24,7 @@ class Run {
       : trace_(trace), rules_(rules), known_(*identities), scores_(*scores), order_(*order) {
     known_.grow(trace.identities);
     order_.grow(trace.identities);
+    if (order->needs_future()) next_use_ = next_uses(trace);
   }
 
   Counts operator()() {
@@ -29,13 +43,18 @@ class Run {
     size_t leading = 0;
     while (leading < ids_.size() && order_.resident(ids_[leading])) ++leading;
     counts_.prefix_hits += leading;
-    order_.request({ids_, clock_, now_s_});
+    order_.request({ids_, clock_, now_s_, next_use_of_request()});
     const size_t count = ids_.size();
     for (size_t i = 0; i < count; ++i) {
       access(rules_.touch == Touch::kList ? i : count - 1 - i);
     }
     if (!order_.admits_first()) return;
     while (order_.residents() > rules_.capacity_blocks) evict();
+  }
+
+  std::span<const uint32_t> next_use_of_request() const {
+    if (next_use_.empty()) return {};
+    return {next_use_.data() + (ids_.data() - trace_.ids.data()), ids_.size()};
   }
 
   void access(size_t position) {
@@ -67,6 +86,7 @@ class Run {
   Identities& known_;
   Scores& scores_;
   Order& order_;
+  std::vector<uint32_t> next_use_;  // by access, if the order needs it
   std::span<const uint32_t> ids_;
   double now_s_ = 0;
   double clock_ = 0;
