@@ -82,6 +82,15 @@ class Relevance(Order):
         """Of identities that the order has grown to; 0 to 1, 0.5 before. ValueError: another
         value or id; nothing has changed then."""
 
+class Victims:
+    """Who left in a run, in order; those of request i are ids[starts[i]:starts[i + 1]]."""
+
+    def __init__(self) -> None: ...
+    @property
+    def ids(self) -> NDArray[np.uint32]: ...
+    @property
+    def starts(self) -> NDArray[np.uint64]: ...
+
 def simulate(
     ids: NDArray[np.uint32],
     starts: NDArray[np.uint64],
@@ -96,6 +105,7 @@ def simulate(
     known: Identities,
     scores: Scores,
     order: Order,
+    victims: Victims | None = None,
 ) -> dict[str, int]:
     """accesses, hits, prefix_hits, evictions of a run over requests; request i asked for
     ids[starts[i]:starts[i + 1]], in chain order, at now_s[i] seconds. `known`, `scores` and

@@ -27,10 +27,15 @@ std::span<const T> span_of(const Exact<T>& array) {
   return {array.data(), static_cast<size_t>(array.size())};
 }
 
+template <typename T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
 py::dict run(const Exact<uint32_t>& ids, const Exact<uint64_t>& starts, const Exact<double>& now_s,
              uint32_t identities, uint64_t capacity_blocks, bool tail_first,
              const std::string& clock, bool keep_state, bool chains, bool scored, Identities& known,
-             Scores& scores, Order& order) {
+             Scores& scores, Order& order, Victims* victims) {
   Rules rules{.capacity_blocks = capacity_blocks,
               .touch = tail_first ? Touch::kTailFirst : Touch::kList,
               .clock = clock == "access"   ? Clock::kAccess
@@ -43,7 +48,7 @@ py::dict run(const Exact<uint32_t>& ids, const Exact<uint64_t>& starts, const Ex
   Counts counts;
   {
     const py::gil_scoped_release released;
-    counts = simulate(trace, rules, &known, &scores, &order);
+    counts = simulate(trace, rules, &known, &scores, &order, victims);
   }
   py::dict result;
   result["accesses"] = counts.accesses;
@@ -94,8 +99,12 @@ PYBIND11_MODULE(_scores, m) {
   bind_order<Clairvoyant>(m, "Clairvoyant");
   bind_relevance(m);
   bind_return_index(m);
+  py::class_<Victims>(m, "Victims")
+      .def(py::init<>())
+      .def_property_readonly("ids", [](const Victims& v) { return array_of(v.ids); })
+      .def_property_readonly("starts", [](const Victims& v) { return array_of(v.starts); });
   m.def("simulate", &run, py::arg("ids"), py::arg("starts"), py::arg("now_s"),
         py::arg("identities"), py::arg("capacity_blocks"), py::arg("tail_first"), py::arg("clock"),
         py::arg("keep_state"), py::arg("chains"), py::arg("scored"), py::arg("known"),
-        py::arg("scores"), py::arg("order"));
+        py::arg("scores"), py::arg("order"), py::arg("victims") = nullptr);
 }

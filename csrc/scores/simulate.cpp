@@ -20,8 +20,14 @@ std::vector<uint32_t> next_uses(const Trace& trace) {
 
 class Run {
  public:
-  Run(const Trace& trace, const Rules& rules, Identities* identities, Scores* scores, Order* order)
-      : trace_(trace), rules_(rules), known_(*identities), scores_(*scores), order_(*order) {
+  Run(const Trace& trace, const Rules& rules, Identities* identities, Scores* scores, Order* order,
+      Victims* victims)
+      : trace_(trace),
+        rules_(rules),
+        known_(*identities),
+        scores_(*scores),
+        order_(*order),
+        victims_(victims) {
     known_.grow(trace.identities);
     order_.grow(trace.identities);
     if (order->needs_future()) next_use_ = next_uses(trace);
@@ -34,6 +40,7 @@ class Run {
       now_s_ = trace_.now_s[number];
       clock_ = rules_.clock == Clock::kSecond ? now_s_ : static_cast<double>(number);
       one_request();
+      if (victims_) victims_->starts.push_back(victims_->ids.size());
     }
     return counts_;
   }
@@ -77,6 +84,7 @@ class Run {
     const uint32_t id = order_.worst(clock_);
     assert(id != kNoId);
     ++counts_.evictions;
+    if (victims_) victims_->ids.push_back(id);
     order_.leave(id);
     if (!rules_.keep_state) known_.reset(id);
   }
@@ -86,6 +94,7 @@ class Run {
   Identities& known_;
   Scores& scores_;
   Order& order_;
+  Victims* victims_;
   std::vector<uint32_t> next_use_;  // by access, if the order needs it
   std::span<const uint32_t> ids_;
   double now_s_ = 0;
@@ -96,8 +105,8 @@ class Run {
 }  // namespace
 
 Counts simulate(const Trace& trace, const Rules& rules, Identities* identities, Scores* scores,
-                Order* order) {
-  return Run(trace, rules, identities, scores, order)();
+                Order* order, Victims* victims) {
+  return Run(trace, rules, identities, scores, order, victims)();
 }
 
 }  // namespace evoke

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "order.hpp"
 
@@ -36,10 +37,16 @@ struct Counts {
   uint64_t evictions = 0;
 };
 
+// Who left, in order; those of request i are ids[starts[i]] .. ids[starts[i + 1] - 1].
+struct Victims {
+  std::vector<uint32_t> ids;
+  std::vector<uint64_t> starts = {0};
+};
+
 // Per access: hit when resident; else, when the cache is full, the worst resident leaves before the
 // new block enters; then its columns are written. An order that admits first evicts after each
 // request instead. `order` and `scores` start empty and belong to `identities`.
 Counts simulate(const Trace& trace, const Rules& rules, Identities* identities, Scores* scores,
-                Order* order);
+                Order* order, Victims* victims = nullptr);
 
 }  // namespace evoke
