@@ -65,6 +65,10 @@ class Relevance:
     """ValueError names the option and its number. Floors are of roles without one: 0."""
 
     name: ClassVar[str] = "relevance"
+    scored: ClassVar[bool] = True
+    clock: ClassVar[str] = "request"
+    state: ClassVar[str] = "keep"
+    chains: ClassVar[bool] = True
 
     coherence: float = 0.6
     recency: float = 0.4
@@ -117,7 +121,7 @@ class Relevance:
         rescaled = np.asarray(floors) + (1.0 - np.asarray(floors)) * np.asarray(raw, np.float64)
         return np.asarray(rescaled * priority)
 
-    def order(self, known: scores.Identities, capacity_blocks: int) -> scores.Order:
+    def order(self, known: scores.Identities, capacity: int, /) -> scores.Order:
         """Ranks a tier by it: attention is the LRFU score, distance the clock units since the last
         access."""
         floors = [self.floor(role) for role in ROLES]
@@ -125,5 +129,5 @@ class Relevance:
             known, self.coherence, self.recency, self.attention, self.decay, self.alpha, floors
         )
 
-    def scores(self, known: scores.Identities) -> scores.Scores:
+    def scores(self, known: scores.Identities, /) -> scores.Scores:
         return scores.Scores(known, self.alpha, True)
