@@ -2,6 +2,7 @@
 
 from evoke.config.errors import ConfigError
 from evoke.config.loader import load
+from evoke.config.quotas import Quota
 from evoke.config.schema import Access, Config, Daemon, Debug, Host, Limits, Tenants
 from evoke.config.sockets import default_socket_dir
 
@@ -13,6 +14,7 @@ __all__ = [
     "Debug",
     "Host",
     "Limits",
+    "Quota",
     "Tenants",
     "default_socket_dir",
     "load",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Annotated, Any, get_args, get_type_hints
 
+from evoke.config.quotas import Quota, Quotas
 from evoke.config.rules import Choice, Flag, Integer, Integers, Mode, Rule, Size, Text
 from evoke.config.sizes import parse_size
 
@@ -45,9 +46,12 @@ class Limits:
     """Bounds of queues, tables and waits; a peer that meets one gets the code BUSY."""
 
     sessions: Annotated[int, Integer(1, 65_536)] = 1024
+    sessions_per_user: Annotated[int, Integer(1, 65_536)] = 512
     session_grants: Annotated[int, Integer(1, 1_000_000)] = 4096
     session_inflight_bytes: Annotated[int, Size("1MiB", "64TiB")] = parse_size("1GiB")
     session_requests_per_s: Annotated[int, Integer(1, 10_000_000)] = 100_000
+    session_host_percent: Annotated[int, Integer(1, 100)] = 50
+    pins_host_percent: Annotated[int, Integer(1, 100)] = 50
     session_pools: Annotated[int, Integer(1, 65_536)] = 64
     namespaces: Annotated[int, Integer(1, 65_536)] = 1024
     incomplete_ms: Annotated[int, Integer(10, 3_600_000)] = 30_000
@@ -61,6 +65,7 @@ class Tenants:
     host_percent: Annotated[int, Integer(1, 100)] = 100
     grants: Annotated[int, Integer(1, 10_000_000)] = 65_536
     requests_per_s: Annotated[int, Integer(1, 10_000_000)] = 1_000_000
+    exceptions: Annotated[tuple[Quota, ...], Quotas()] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,7 +173,8 @@ class Index:
 
     def rows_of(self, namespace: int) -> U32: ...
     def usage(self) -> list[dict[str, int]]:
-        """Per namespace {namespace, blocks, bytes}, counted from the rows on each change."""
+        """Per namespace {namespace, blocks, bytes, leaving_bytes (of erased blocks that are held)},
+        counted from the rows on each change."""
 
     def check(self) -> None:
         """Walk everything and prove it (links, counts, published table); RuntimeError says what."""
@@ -239,6 +240,9 @@ class Pool:
     def __init__(self, fd: int, pool_bytes: int, layout: Layout) -> None: ...
     layout: Layout
     pool_bytes: int
+    # True when a page that the peer never touched is a FAULT; else a copy brings it in, and it
+    # counts as the daemon's memory.
+    guards_holes: bool
     def close(self) -> None:
         """No new job may name it; unmapped when the last running job has ended."""
 

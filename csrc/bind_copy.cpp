@@ -81,6 +81,8 @@ void bind_peer_memory(py::module_& m) {
           "layout", [](const PoolHandle& pool) { return pool.get("pool").shared_layout(); })
       .def_property_readonly("pool_bytes",
                              [](const PoolHandle& pool) { return pool.get("pool").pool_bytes(); })
+      .def_property_readonly("guards_holes",
+                             [](const PoolHandle& pool) { return pool.get("pool").guards_holes(); })
       .def("close", [](PoolHandle& pool) {
         std::shared_ptr<Pool> last = std::exchange(pool.owned, nullptr);
         const py::gil_scoped_release unlocked;

@@ -142,6 +142,7 @@ class PyIndex {
       entry["namespace"] = usage.number;
       entry["blocks"] = usage.blocks;
       entry["bytes"] = usage.bytes;
+      entry["leaving_bytes"] = usage.leaving_bytes;
       list.append(entry);
     }
     return list;

@@ -42,14 +42,22 @@ std::pair<uint32_t, TagSecret> Index::add_namespace(uint32_t parts) {
   Namespace space;
   space.parts = parts;
   fill_random(&space.secret, sizeof space.secret);
-  namespaces_.push_back(space);
-  return {static_cast<uint32_t>(namespaces_.size() - 1), space.secret};
+  if (unused_namespaces_.empty()) {
+    namespaces_.push_back(space);
+    return {static_cast<uint32_t>(namespaces_.size() - 1), space.secret};
+  }
+  const uint32_t number = unused_namespaces_.back();
+  unused_namespaces_.pop_back();
+  namespaces_[number] = space;
+  return {number, space.secret};
 }
 
 std::vector<uint64_t> Index::drop_namespace(uint32_t number) {
   const std::vector<uint32_t> rows = rows_of(number);
   std::vector<uint64_t> freed = erase(rows);
-  namespaces_[number].live = false;
+  Namespace& space = namespaces_[number];
+  space.live = false;
+  if (space.leaving_blocks == 0) unused_namespaces_.push_back(number);
   return freed;
 }
 
@@ -214,6 +222,10 @@ void Index::unlink(uint32_t number) {
 void Index::free_row(uint32_t number, std::vector<uint64_t>* freed) {
   const Row& row = rows_[number];
   for (uint32_t i = 0; i < row.part_count; ++i) freed->push_back(row.part(i).ref);
+  Namespace& space = namespaces_[row.namespace_number];
+  --space.leaving_blocks;
+  space.leaving_bytes -= row.bytes();
+  if (!space.live && space.leaving_blocks == 0) unused_namespaces_.push_back(row.namespace_number);
   rows_.release(number);
 }
 
@@ -227,6 +239,8 @@ void Index::remove_one(uint32_t number, std::vector<uint64_t>* freed) {
   map_.erase(map_.hash(row.tag), number);
   --space.blocks;
   space.bytes -= row.bytes();
+  ++space.leaving_blocks;
+  space.leaving_bytes += row.bytes();
   row.state = RowState::kErased;
   if (row.holds == 0) free_row(number, freed);
   retry_waiting(1);

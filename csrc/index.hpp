@@ -17,6 +17,7 @@ namespace evoke {
 struct NamespaceUsage {
   uint32_t number;
   uint64_t blocks, bytes;
+  uint64_t leaving_bytes;  // of erased blocks that are held: their memory is not given back yet
 };
 
 // The blocks of one insert: consecutive ones of a chain. refs, lengths and sums have one value per
@@ -85,6 +86,8 @@ class Index {
     bool live = true;
     uint64_t blocks = 0;
     uint64_t bytes = 0;
+    uint64_t leaving_blocks = 0;  // erased, but held
+    uint64_t leaving_bytes = 0;
     RecencyList recency{kOfNamespace};
   };
   struct Waiting {  // a row that found no bucket
@@ -120,6 +123,7 @@ class Index {
   RowMap map_;
   RecencyList recency_{kOfAll};
   std::vector<Namespace> namespaces_;
+  std::vector<uint32_t> unused_namespaces_;  // dropped, and without rows: their numbers come back
   std::unique_ptr<TableWriter> table_;
   size_t max_buckets_;
   size_t grow_above_entries_ = 0;  // after a refusal: not before there are this many

@@ -101,7 +101,11 @@ void Index::check_recency() const {
 void Index::check_usage() const {
   std::vector<uint64_t> blocks(namespaces_.size(), 0);
   std::vector<uint64_t> bytes(namespaces_.size(), 0);
+  std::vector<uint64_t> leaving_bytes(namespaces_.size(), 0);
   for (uint32_t number = 0; number < rows_.end(); ++number) {
+    if (rows_.is(number, RowState::kErased)) {
+      leaving_bytes[rows_[number].namespace_number] += rows_[number].bytes();
+    }
     if (!is_visible(number)) continue;
     ++blocks[rows_[number].namespace_number];
     bytes[rows_[number].namespace_number] += rows_[number].bytes();
@@ -109,6 +113,7 @@ void Index::check_usage() const {
   for (size_t i = 0; i < namespaces_.size(); ++i) {
     require(namespaces_[i].blocks == blocks[i], "blocks counted for namespace", i);
     require(namespaces_[i].bytes == bytes[i], "bytes counted for namespace", i);
+    require(namespaces_[i].leaving_bytes == leaving_bytes[i], "leaving bytes of namespace", i);
   }
 }
 

@@ -129,7 +129,8 @@ std::vector<NamespaceUsage> Index::usage() const {
   std::vector<NamespaceUsage> usage;
   for (size_t i = 0; i < namespaces_.size(); ++i) {
     const Namespace& space = namespaces_[i];
-    if (space.live) usage.push_back({static_cast<uint32_t>(i), space.blocks, space.bytes});
+    if (!space.live) continue;
+    usage.push_back({static_cast<uint32_t>(i), space.blocks, space.bytes, space.leaving_bytes});
   }
   return usage;
 }

@@ -6,6 +6,7 @@
 
 #include "guard.hpp"
 #include "layout.hpp"
+#include "memory.hpp"
 
 namespace evoke {
 
@@ -23,11 +24,15 @@ class Pool {
   const Layout& layout() const { return *layout_; }
   std::shared_ptr<Layout> shared_layout() const { return layout_; }
   uint64_t pool_bytes() const { return pool_bytes_; }
+  // True when a page that the peer never touched, or punched out, is a fault of its job. Otherwise
+  // a copy brings such a page in, and it counts as this process's memory.
+  bool guards_holes() const { return guards_holes_; }
   PeerMemory memory() const { return {address_, pool_bytes_}; }
 
  private:
   uint8_t* address_;
   uint64_t pool_bytes_;
+  bool guards_holes_ = false;
   std::shared_ptr<Layout> layout_;
 };
 

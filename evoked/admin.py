@@ -136,11 +136,13 @@ class Admin:
                 fetched(outcomes, sums)
                 return
             self._transfers.fetch(
-                session, pool, to_slot, refs, sums, PROOF_DEADLINE_MS, args.fence, fetched
+                session, number, pool, to_slot, refs, sums, PROOF_DEADLINE_MS, args.fence, fetched
             )
 
         from_slot = np.array([args.from_slot], np.uint32)
-        self._transfers.store(session, pool, from_slot, refs, PROOF_DEADLINE_MS, args.fence, stored)
+        self._transfers.store(
+            session, number, pool, from_slot, refs, PROOF_DEADLINE_MS, args.fence, stored
+        )
         return DEFERRED
 
     def _answer_proof(self, session: Session, number: int, outcomes: U8, sums: U64) -> None:
@@ -240,7 +242,10 @@ class Admin:
             state = "red" if busy_s > WORKER_STALL_S else "green"
             threads.append({"name": f"copy-{worker}", "state": state, "busy_s": round(busy_s, 3)})
         red = any(thread["state"] == "red" for thread in threads)
-        return {"state": "red" if red else "green", "threads": threads}
+        defects = self._counters["defects"]
+        reasons = [f"{defects} requests met a defect of the daemon; see its log"] if defects else []
+        state = "red" if red else "yellow" if reasons else "green"
+        return {"state": state, "threads": threads, "reasons": reasons}
 
     def _tier_row(self, usage: dict[int, dict[str, int]]) -> dict[str, Any]:
         return {

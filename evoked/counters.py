@@ -43,6 +43,8 @@ HELP: Final[dict[str, str]] = {
     "missed": "of these, absent",
     "unknown": "of these, not attributable (gone before the report came)",
     "reports_repeated": "reports of a request that had been reported before",
+    "defects": "requests that met a defect of the daemon",
+    "replies_held": "replies kept back for a peer that had to connect again",
     "socket_rebinds": "control socket closed and bound again for its memory",
 }
 

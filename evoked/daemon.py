@@ -137,6 +137,7 @@ class Daemon:
             access=access,
             uids=frozenset(config.access.uids),
             sessions_max=self._sessions_max(),
+            sessions_per_user=config.limits.sessions_per_user,
             table_fd=self.works.index.table_fd,
             on_open=self._open_session,
             on_end=self.end_session,
@@ -192,11 +193,13 @@ class Daemon:
                 else:
                     self._events()
             self.works.timers.run_due(time.monotonic())
+            self.server.retry()
             self._publish()
         return self._stop_reason
 
     def _wait_ms(self) -> int:
-        due_s = self.works.timers.next_due_s()
+        dues_s = (self.works.timers.next_due_s(), self.server.retry_due_s())
+        due_s = min((due_s for due_s in dues_s if due_s is not None), default=None)
         if due_s is None:
             return POLL_MS_MAX
         return max(0, min(POLL_MS_MAX, int((due_s - time.monotonic()) * 1000) + 1))

@@ -25,11 +25,15 @@ class Grants:
         counters: Counters,
         histograms: Histograms,
         session_max: int,
-        tenant_max: int,
+        *,
+        session_bytes_max: int,
+        pinned_bytes_max: int,
     ) -> None:
         self._timers, self._clock, self._counters = timers, clock, counters
         self._held = histograms["grant_held_s"]
-        self._session_max, self._tenant_max = session_max, tenant_max
+        self._session_max = session_max
+        self._session_bytes_max, self._pinned_bytes_max = session_bytes_max, pinned_bytes_max
+        self._pinned_bytes = 0
         self._grants: dict[int, Grant] = {}
 
     def __len__(self) -> int:
@@ -40,10 +44,25 @@ class Grants:
         if session.grants >= self._session_max:
             limit = self._session_max
             raise Refusal(Code.BUSY, "", f"limits.session_grants = {limit} are held")
-        if tenant.grants >= self._tenant_max:
+        if tenant.grants >= tenant.grants_max:
             self._counters.add("tenant_refusals")
-            limit = self._tenant_max
+            limit = tenant.grants_max
             raise Refusal(Code.BUSY, "namespace", f"tenants.grants = {limit} are held")
+
+    def room_bytes(self, session: Session) -> int:
+        """How much more a session's grants may hold."""
+        return max(0, self._session_bytes_max - session.held_bytes)
+
+    def check_pin(self, session: Session, held_bytes: int) -> None:
+        """BUSY when a pin of so much would hold more than a session, or all pins, may."""
+        room_bytes = self.room_bytes(session)
+        if held_bytes > room_bytes:
+            sentence = f"{held_bytes} bytes, limits.session_host_percent leaves {room_bytes}"
+            raise Refusal(Code.BUSY, "keys", sentence)
+        room_bytes = self._pinned_bytes_max - self._pinned_bytes
+        if held_bytes > room_bytes:
+            sentence = f"{held_bytes} bytes, limits.pins_host_percent leaves {room_bytes}"
+            raise Refusal(Code.BUSY, "keys", sentence)
 
     def make(
         self,
@@ -52,6 +71,9 @@ class Grants:
         hold_ms: int,
         end: Callable[[], None],
         details: object,
+        *,
+        held_bytes: int,
+        pins: bool,
     ) -> Grant:
         instance = session.instance
         assert instance is not None
@@ -65,6 +87,8 @@ class Grants:
             end=end,
             details=details,
             made_s=self._clock(),
+            held_bytes=held_bytes,
+            pins=pins,
         )
         grant.timer = self._timers.at(
             self._clock() + hold_ms / 1000, lambda: self._end(grant, expired=True)
@@ -72,7 +96,9 @@ class Grants:
         self._grants[number] = grant
         instance.grants[number] = grant
         session.grants += 1
+        session.held_bytes += held_bytes
         tenant.grants += 1
+        self._pinned_bytes += held_bytes if pins else 0
         self._counters.add("grants_made")
         return grant
 
@@ -99,7 +125,9 @@ class Grants:
         del self._grants[grant.number]
         del grant.instance.grants[grant.number]
         grant.session.grants -= 1
+        grant.session.held_bytes -= grant.held_bytes
         grant.tenant.grants -= 1
+        self._pinned_bytes -= grant.held_bytes if grant.pins else 0
         assert grant.timer is not None
         grant.timer.cancel()
         self._held.add(self._clock() - grant.made_s)

@@ -45,12 +45,14 @@ class Liveness:
         access: SocketAccess,
         uids: frozenset[int],
         sessions_max: int,
+        sessions_per_user: int,
         table_fd: Callable[[], int],
         on_open: Callable[[Session], None],
         on_end: Callable[[Session, str], None],
     ) -> None:
         self._epoll, self._counters, self._boot = epoll, counters, boot
         self._uids, self._sessions_max = uids, sessions_max
+        self._sessions_per_user = sessions_per_user
         self._table_fd, self._on_open, self._on_end = table_fd, on_open, on_end
         self._log = structlog.get_logger()
         self._by_fd: dict[int, Session] = {}
@@ -173,6 +175,12 @@ class Liveness:
             if peer.pidfd is not None:
                 os.close(peer.pidfd)
             raise PeerRefused(f"uid {peer.uid} is not in access.uids")
+        own = sum(session.peer.uid == peer.uid for session in self.sessions.values())
+        if own >= self._sessions_per_user and peer.uid not in (0, os.geteuid()):
+            if peer.pidfd is not None:
+                os.close(peer.pidfd)
+            limit = self._sessions_per_user
+            raise PeerRefused(f"uid {peer.uid} has limits.sessions_per_user = {limit} sessions")
         session = Session(self._next, connection, peer)
         self._next += 1
         welcome = _encoder.encode(("welcome", VERSION, self._boot, session.token, session.route))

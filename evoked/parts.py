@@ -113,6 +113,12 @@ class Parts:
         block.writers.add(session)
         return block
 
+    def give_place(self, block: PendingBlock, part: int, ref: int) -> None:
+        """A place for a part; what a reservation holds is counted there."""
+        block.refs[part] = ref
+        if not block.reserved:
+            block.entry.tenant.pending_bytes += block.entry.part_bytes(part)
+
     def finish(self, block: PendingBlock, part: int, outcome: int, checksum: int) -> Stored:
         """A part's copy ended. Its place is given back unless it was copied and still wanted, or
         is reserved: then the copy may be tried again."""
@@ -148,7 +154,8 @@ class Parts:
         if row == native.NO_ROW:
             self.drop(block)
             return Stored.PRESENT
-        block.refs = [native.NO_REF] * len(block.refs)
+        for part in range(len(block.refs)):
+            self._take_place(block, part)
         self.drop(block)
         self._counters.add("bytes_stored", sum(lengths))
         self._announcer.keys("stored", block.entry, (block.key,), self._tier.name)
@@ -164,9 +171,16 @@ class Parts:
                 self._free_part(block, part)
 
     def _free_part(self, block: PendingBlock, part: int) -> None:
-        if block.refs[part] != native.NO_REF:
-            self._balance.free(np.array([block.refs[part]], np.uint64))
-            block.refs[part] = native.NO_REF
+        ref = self._take_place(block, part)
+        if ref != native.NO_REF:
+            self._balance.free(np.array([ref], np.uint64))
+
+    def _take_place(self, block: PendingBlock, part: int) -> int:
+        """The part's place, which the block has no longer; NO_REF where it had none."""
+        ref, block.refs[part] = block.refs[part], native.NO_REF
+        if ref != native.NO_REF and not block.reserved:
+            block.entry.tenant.pending_bytes -= block.entry.part_bytes(part)
+        return ref
 
     def _drop_booked(self, name: tuple[bytes, int, bytes]) -> None:
         block = self._book.pop(name, None)

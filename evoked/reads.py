@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -83,8 +85,20 @@ class Reads:
             self._replier.reply(session, number, Code.OK, results.tobytes())
 
         slots = request.slots[positions]
-        self._transfers.fetch(session, pool, slots, refs, sums, args.deadline_ms, args.fence, done)
+        with self._let_go(rows):
+            self._transfers.fetch(
+                session, number, pool, slots, refs, sums, args.deadline_ms, args.fence, done
+            )
         return DEFERRED
+
+    @contextmanager
+    def _let_go(self, rows: U32) -> Iterator[None]:
+        """A copy that cannot be begun must not leave its blocks held for ever."""
+        try:
+            yield
+        except BaseException:
+            self._balance.free(self._index.unhold(rows))
+            raise
 
     def _find(self, request: Request) -> tuple[U32, U32, U8]:
         """(rows, their positions, results with the tier of each); the rows are touched."""
@@ -100,19 +114,21 @@ class Reads:
     def _finish(
         self, rows: U32, positions: U32, outcomes: U8, results: U8, part_bytes: int
     ) -> None:
-        for outcome, code in _OUTCOMES.items():
-            results[positions[outcomes == outcome]] = code
-        good = int((outcomes == native.COPIED).sum())
-        self._counters.add("blocks_fetched", good)
-        self._counters.add("bytes_fetched", good * part_bytes)
-        self._counters.add("peer_faults", int((outcomes == native.FAULT).sum()))
-        late = (outcomes == native.LATE) | (outcomes == native.CANCELLED)
-        self._counters.add("blocks_late", int(late.sum()))
-        damaged = rows[outcomes == native.CORRUPT]
-        if len(damaged):
-            self._counters.add("integrity_failures", len(damaged))
-            self._balance.remove(damaged[self._index.is_visible(damaged) != 0], "damaged")
-        self._balance.free(self._index.unhold(rows))
+        try:
+            for outcome, code in _OUTCOMES.items():
+                results[positions[outcomes == outcome]] = code
+            good = int((outcomes == native.COPIED).sum())
+            self._counters.add("blocks_fetched", good)
+            self._counters.add("bytes_fetched", good * part_bytes)
+            self._counters.add("peer_faults", int((outcomes == native.FAULT).sum()))
+            late = (outcomes == native.LATE) | (outcomes == native.CANCELLED)
+            self._counters.add("blocks_late", int(late.sum()))
+            damaged = rows[outcomes == native.CORRUPT]
+            if len(damaged):
+                self._counters.add("integrity_failures", len(damaged))
+                self._balance.remove(damaged[self._index.is_visible(damaged) != 0], "damaged")
+        finally:
+            self._balance.free(self._index.unhold(rows))
 
     # ------------------------------------------------------------------ pins
     def pin(self, session: Session, number: int, args: wire.Pin) -> Any:
@@ -122,12 +138,22 @@ class Reads:
         rows, _, results = self._find(request)
         if not len(rows):
             return [0, results.tobytes()]
+        held_bytes = len(rows) * entry.block_bytes
+        self._grants.check_pin(session, held_bytes)
         self._index.hold(rows)
 
         def end() -> None:
             self._balance.free(self._index.unhold(rows))
 
-        grant = self._grants.make(session, entry.tenant, args.hold_ms, end, Pinned(entry, rows))
+        grant = self._grants.make(
+            session,
+            entry.tenant,
+            args.hold_ms,
+            end,
+            Pinned(entry, rows),
+            held_bytes=held_bytes,
+            pins=True,
+        )
         return [grant.number, results.tobytes()]
 
     def unpin(self, session: Session, number: int, args: wire.Grant) -> Any:

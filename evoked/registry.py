@@ -77,6 +77,7 @@ class Registry:
         self.namespaces: dict[int, NamespaceEntry] = {}
         self._by_id: dict[bytes, NamespaceEntry] = {}
         self._tenants: dict[str | NoSalt, Tenant] = {}
+        self.make_tenant: Callable[[str | NoSalt], Tenant]
         self.admit: Callable[[Tenant], None] = lambda tenant: None
         self.forgotten: Callable[[NamespaceEntry], None] = lambda entry: None
         self._next_pool = 1
@@ -123,7 +124,7 @@ class Registry:
             limit = self._namespaces_max
             raise Refusal(Code.BUSY, "encoded", f"limits.namespaces = {limit} are in use")
         number, secret = self._index.add_namespace(len(namespace.parts))
-        tenant = self._tenants.setdefault(namespace.salt, Tenant())
+        tenant = self._tenants.setdefault(namespace.salt, self.make_tenant(namespace.salt))
         entry = NamespaceEntry(
             number=number, id=namespace.id, namespace=namespace, secret=secret, tenant=tenant
         )

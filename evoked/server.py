@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -31,6 +32,9 @@ HIGH_WATER_FRAMES: Final = 1000
 FRAME_BYTES_MAX: Final = 1 << 20
 SURPLUS_FRAMES_MAX: Final = 1000  # of one message: reading more would hold up the loop
 READABLE: Final = int(zmq.POLLIN)
+HELD_S: Final = 1.0  # how long a reply waits for a peer that a re-bind made connect again
+HELD_BYTES_MAX: Final = 16 << 20
+HELD_RETRY_S: Final = 0.02
 
 
 class _Deferred:
@@ -65,6 +69,9 @@ class Replier(Protocol):
     """Answers a request; ended sessions and request id 0 are ignored."""
 
     def reply(self, session: Session, number: int, code: Code, result: Any) -> None: ...
+
+    def end_session(self, session: Session, reason: str) -> None:
+        """The session ends, after the replies that were given before; once."""
 
 
 class Handler(Protocol):
@@ -117,6 +124,9 @@ class Server:
         self.sessions: dict[bytes, Session] = {}
         self.stopping = False
         self._binds = 0
+        self._rebound_s = float("-inf")
+        self._held: deque[tuple[Session, bytes]] = deque()
+        self._held_bytes = 0
         self.socket = self._bind()
 
     def _bind(self) -> zmq.Socket[bytes]:
@@ -132,11 +142,46 @@ class Server:
 
     def rebind(self) -> None:
         """Give back what libzmq holds for unfinished messages. Sessions live on; clients' DEALERs
-        connect again by themselves, and requests that were in the socket are lost (their callers
-        see their deadline)."""
+        connect again by themselves, replies wait a second for them, and requests that were in the
+        socket are lost (their callers see their deadline)."""
         self._counters.add("socket_rebinds")
         self.socket.close(0)
         self.socket = self._bind()
+        self._rebound_s = self._clock()
+
+    # ------------------------------------------------------------------ replies that wait
+    def retry_due_s(self) -> float | None:
+        """When retry() should run next; None when no reply waits."""
+        return self._clock() + HELD_RETRY_S if self._held else None
+
+    def retry(self) -> None:
+        """Send what waits for peers that have connected again; end those that have not in time."""
+        late = self._clock() > self._rebound_s + HELD_S
+        for _ in range(len(self._held)):
+            session, frame = self._held.popleft()
+            if session.ended or self._send(session.route, frame):
+                self._held_bytes -= len(frame)
+            elif late:
+                self._held_bytes -= len(frame)
+                self._broken(session)
+            else:
+                self._held.append((session, frame))
+
+    def _deliver(self, session: Session, frame: bytes) -> None:
+        """A reply that can neither be queued nor wait ends the session."""
+        if self._send(session.route, frame):
+            return
+        waits = self._clock() <= self._rebound_s + HELD_S
+        if waits and self._held_bytes + len(frame) <= HELD_BYTES_MAX:
+            self._counters.add("replies_held")
+            self._held.append((session, frame))
+            self._held_bytes += len(frame)
+        else:
+            self._broken(session)
+
+    def _broken(self, session: Session) -> None:
+        self._counters.add("replies_dropped")
+        self._on_broken(session, "a reply could not be queued")
 
     def receive(self) -> int:
         """Reads and handles what lies ready, up to a bound; how many frames that was."""
@@ -184,6 +229,10 @@ class Server:
             return
         self._dispatch(session, frames[1], request.request, request.verb, args)
 
+    def end_session(self, session: Session, reason: str) -> None:
+        if not session.ended:
+            self._on_broken(session, reason)
+
     def _dispatch(
         self, session: Session, frame: zmq.Frame, number: int, verb: str, args: Args
     ) -> None:
@@ -203,6 +252,7 @@ class Server:
             self._refuse(session.route, number, refusal.code, refusal.field, refusal.sentence)
             return
         except Exception:  # the loop's edge: a defect of ours must not take the daemon down
+            self._counters.add("defects")
             self._log.exception("defect in a handler", verb=verb, session=session.number)
             self._refuse(session.route, number, Code.INTERNAL, verb, "a defect of the daemon")
             return
@@ -211,20 +261,17 @@ class Server:
 
     def reply(self, session: Session, number: int, code: Code, result: Any) -> None:
         """Request id 0 asks for no reply. A reply that cannot be queued ends the session."""
-        if session.ended or number == 0:
-            return
-        if not self._send(session.route, encode_reply(number, self._boot, code, result)):
-            self._counters.add("replies_dropped")
-            self._on_broken(session, "a reply could not be queued")
+        if not session.ended and number != 0:
+            self._deliver(session, encode_reply(number, self._boot, code, result))
 
     def _refuse(self, route: bytes, number: int, code: Code, field: str, sentence: str) -> None:
         self._counters.add("refused_requests")
         frame = encode_reply(number, self._boot, code, [field, sentence])
-        if not self._send(route, frame):
-            session = self.sessions.get(route)
+        session = self.sessions.get(route)
+        if session is not None:
+            self._deliver(session, frame)
+        elif not self._send(route, frame):
             self._counters.add("replies_dropped")
-            if session is not None:
-                self._on_broken(session, "a reply could not be queued")
 
     def _send(self, route: bytes, frame: bytes) -> bool:
         try:

@@ -44,6 +44,9 @@ class Bucket:
 class Tenant:
     """All namespaces of one salt (or of no salt), and what they use of its quotas."""
 
+    share_bytes: int  # of the host tier
+    grants_max: int
+    requests_per_s: int
     namespaces: set[NamespaceEntry] = field(default_factory=set)
     bucket: Bucket = field(default_factory=Bucket)
     grants: int = 0
@@ -62,6 +65,11 @@ class NamespaceEntry:
     tenant: Tenant
     generation: int = 0
     sessions: set[int] = field(default_factory=set)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all parts of a block."""
+        return sum(part.part_bytes for part in self.namespace.parts)
 
     def part_of(self, rank: int) -> int:
         return self.namespace.rank_parts[rank]
@@ -91,6 +99,8 @@ class Grant:
     tenant: Tenant
     end: Callable[[], None]
     made_s: float
+    held_bytes: int
+    pins: bool  # or reserves
     timer: Timer | None = None
     details: object = None
 
@@ -124,6 +134,7 @@ class Session:
         self.inflight_bytes = 0
         self.transfers = 0  # copies under way; each names a fence word of its own
         self.grants = 0
+        self.held_bytes = 0  # by its grants
         self._bucket = Bucket()
         self._asks: OrderedDict[int, None] = OrderedDict()
 

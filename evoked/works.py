@@ -62,7 +62,12 @@ class Works:
         policy = make(_POLICY, self.index)
         self.balance = Balance(self.tier, self.index, policy, counters, self.announcer)
         self.transfers = Transfers(
-            engine, self.histograms, limits.session_inflight_bytes, config.daemon.verify_fetch
+            engine,
+            replier,
+            counters,
+            self.histograms,
+            limits.session_inflight_bytes,
+            config.daemon.verify_fetch,
         )
         self.grants = Grants(
             self.timers,
@@ -70,17 +75,11 @@ class Works:
             counters,
             self.histograms,
             limits.session_grants,
-            config.tenants.grants,
+            session_bytes_max=self.tier.capacity_bytes * limits.session_host_percent // 100,
+            pinned_bytes_max=self.tier.capacity_bytes * limits.pins_host_percent // 100,
         )
-        self.tenants = Tenants(
-            self.index,
-            self.balance,
-            counters,
-            clock,
-            share_bytes=self.tier.capacity_bytes * config.tenants.host_percent // 100,
-            requests_per_s=config.tenants.requests_per_s,
-        )
-        self.registry.admit = self.tenants.admit
+        self.tenants = Tenants(self.index, self.balance, counters, clock, config.tenants)
+        self.registry.make_tenant, self.registry.admit = self.tenants.make, self.tenants.admit
         self.parts = Parts(
             self.index,
             self.tier,

@@ -80,17 +80,21 @@ class Writes:
 
         def done(outcomes: U8, sums: U64) -> None:
             entry.tenant.pending_bytes -= pending_bytes
-            if session.ended or generation != entry.generation:
-                self._balance.free(refs)
-                self._counters.add("blocks_dropped", len(refs))
-                results[missing] = Stored.LATE
-            else:
-                self._insert_runs(request, missing, refs, outcomes, sums, results)
-                self._index.link(entry.number, request.parent + request.keys)
+            with self._let_go(held):
+                if session.ended or generation != entry.generation:
+                    self._balance.free(refs)
+                    self._counters.add("blocks_dropped", len(refs))
+                    results[missing] = Stored.LATE
+                else:
+                    self._insert_runs(request, missing, refs, outcomes, sums, results)
+                    self._index.link(entry.number, request.parent + request.keys)
             self._replier.reply(session, number, Code.OK, self._close(results, held))
 
         slots = request.slots[missing]
-        self._transfers.store(session, pool, slots, refs, args.deadline_ms, args.fence, done)
+        with self._let_go(held, refs):
+            self._transfers.store(
+                session, number, pool, slots, refs, args.deadline_ms, args.fence, done
+            )
         entry.tenant.pending_bytes += pending_bytes
         return DEFERRED
 
@@ -112,12 +116,14 @@ class Writes:
         return results, np.flatnonzero(~present).astype(np.uint32), held
 
     @contextmanager
-    def _let_go(self, held: U32) -> Iterator[None]:
-        """A policy that fails while room is made must not leave the chain held for ever."""
+    def _let_go(self, held: U32, refs: U64 | None = None) -> Iterator[None]:
+        """What fails inside must not leave the chain held, or places taken, for ever."""
         try:
             yield
         except BaseException:
             self._balance.free(self._index.unhold(held))
+            if refs is not None:
+                self._balance.free(refs)
             raise
 
     def _close(self, results: U8, held: U32) -> bytes:
@@ -185,7 +191,7 @@ class Writes:
             self._parts.settle(session, block)
         blocks = blocks[: len(refs)]
         for (_, block), ref in zip(blocks, refs.tolist(), strict=True):
-            block.refs[pool.part] = ref
+            self._parts.give_place(block, pool.part, ref)
         positions = [position for position, _ in blocks]
         slots = request.slots[np.array(positions, np.int64)]
         return self._copy_parts(
@@ -214,22 +220,26 @@ class Writes:
 
         def done(outcomes: U8, sums: U64) -> None:
             ends = zip(blocks, outcomes.tolist(), sums.tolist(), strict=True)
-            for (position, block), outcome, checksum in ends:
-                if session.ended and not block.dropped:
-                    self._parts.drop(block)
-                results[position] = self._parts.finish(block, pool.part, outcome, checksum)
-                if results[position] == Stored.INCOMPLETE:
-                    block.writers.add(session)
+            with self._let_go(held):
+                for (position, block), outcome, checksum in ends:
+                    if session.ended and not block.dropped:
+                        self._parts.drop(block)
+                    results[position] = self._parts.finish(block, pool.part, outcome, checksum)
+                    if results[position] == Stored.INCOMPLETE:
+                        block.writers.add(session)
+                    if booked is not None and not session.ended:
+                        self._parts.settle(session, block)
                 if booked is not None and not session.ended:
-                    self._parts.settle(session, block)
-            if booked is not None and not session.ended:
-                self._index.link(booked.entry.number, booked.parent + booked.keys)
-            if grant is not None:
-                self._end_complete(grant)
+                    self._index.link(booked.entry.number, booked.parent + booked.keys)
+                if grant is not None:
+                    self._end_complete(grant)
             self._replier.reply(session, number, Code.OK, self._close(results, held))
 
         refs = np.array([block.refs[pool.part] for _, block in blocks], np.uint64)
-        self._transfers.store(session, pool, slots, refs, args.deadline_ms, args.fence, done)
+        with self._let_go(held):
+            self._transfers.store(
+                session, number, pool, slots, refs, args.deadline_ms, args.fence, done
+            )
         return DEFERRED
 
     # ------------------------------------------------------------------ reserve, commit, abort
@@ -243,7 +253,8 @@ class Writes:
         results, missing, held = self._open(request)
         blocks: dict[int, PendingBlock] = {}
         with self._let_go(held):
-            room = self._place_all(entry, len(missing))
+            room_blocks = self._grants.room_bytes(session) // entry.block_bytes
+            room = self._place_all(entry, min(len(missing), room_blocks))
         for position, refs in zip(missing.tolist(), room, strict=False):
             parent = request.parent_of(position)
             index = request.first + position
@@ -255,8 +266,7 @@ class Writes:
         if not blocks:
             return [0, results.tobytes()]
 
-        block_bytes = sum(part.part_bytes for part in entry.namespace.parts)
-        pending_bytes = len(blocks) * block_bytes
+        pending_bytes = len(blocks) * entry.block_bytes
         entry.tenant.pending_bytes += pending_bytes
 
         def end() -> None:
@@ -268,7 +278,15 @@ class Writes:
                     self._counters.add("blocks_dropped")
                     self._parts.drop(block)
 
-        grant = self._grants.make(session, entry.tenant, args.hold_ms, end, blocks)
+        grant = self._grants.make(
+            session,
+            entry.tenant,
+            args.hold_ms,
+            end,
+            blocks,
+            held_bytes=pending_bytes,
+            pins=False,
+        )
         return [grant.number, results.tobytes()]
 
     def _place_all(self, entry: NamespaceEntry, count: int) -> list[list[int]]:

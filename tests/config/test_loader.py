@@ -97,6 +97,22 @@ def test_values_are_resolved(tmp_path: Path) -> None:
         ("[access]\nsocket_mode = 660", "access.socket_mode", 2, "octal", '"0600"'),
         ("[access]\nsocket_mode = '0068'", "access.socket_mode", 2, "octal", '"0600"'),
         ("[access]\nsocket_mode = '0060'", "access.socket_mode", 2, "lock the daemon", '"0600"'),
+        ("[tenants]\nexceptions = [{grants = 1}]", "tenants.exceptions", 2, "a salt", "list"),
+        (
+            "[tenants]\nexceptions = [{salt = 'a', grants = 0}]",
+            "tenants.exceptions",
+            2,
+            "0",
+            "salt",
+        ),
+        ("[tenants]\nexceptions = [{salt = 'a', gifts = 1}]", "tenants.exceptions", 2, "gifts", ""),
+        (
+            "[tenants]\nexceptions = [{salt = 'a'}, {salt = 'a'}]",
+            "tenants.exceptions",
+            2,
+            "salt 'a' is named twice",
+            "",
+        ),
         ("[debug]\ninject = 1979-05-27", "debug.inject", 2, "a date", "true or false"),
     ],
 )

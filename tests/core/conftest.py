@@ -28,6 +28,7 @@ class Peer:
         os.ftruncate(self.fd, self.size)
         self.map = mmap.mmap(self.fd, self.size)
         self.bytes: U8 = np.frombuffer(self.map, np.uint8)
+        self.bytes[:] = 0  # the peer's pages, not the copy's
         run = item_bytes or block_bytes
         runs = block_bytes // run
         layout = native.Layout([(0, run, [(runs, run * slots)], run)], slots, self.size)

@@ -1,5 +1,6 @@
 """The copy engine when peers, deadlines or the daemon's end interfere."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +17,13 @@ from evoke.core import native
 
 U32 = np.ndarray[Any, np.dtype[np.uint32]]
 Make = Callable[..., Any]
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    keep_size_and_punch = 3
+    libc = ctypes.CDLL(None, use_errno=True)
+    offsets = (ctypes.c_long(offset), ctypes.c_long(length))
+    assert libc.fallocate(fd, keep_size_and_punch, *offsets) == 0, os.strerror(ctypes.get_errno())
 
 
 def numbers(count: int) -> U32:
@@ -61,6 +69,24 @@ def test_lost_memory_is_an_outcome(workers: int, make_peer: Make, make_tier: Mak
     ((_, outcomes, _),) = tier.wait()
     assert outcomes.tolist() == [native.COPIED] * 10 + [native.FAULT] * 6
     assert tier.engine.stats()["faults"] == 12
+
+
+def test_pages_that_the_peer_never_touched_stay_away(make_peer: Make, make_tier: Make) -> None:
+    """A copy from or to a hole of a pool is a FAULT and brings no page in: it would be ours."""
+    peer = make_peer(1 << 16, 16)
+    tier = make_tier(1 << 16, 16, 1)
+    assert peer.pool.guards_holes
+    peer.fill(1)
+    tier.engine.store(peer.pool, numbers(16), tier.refs)
+    ((_, outcomes, sums),) = tier.wait()
+    assert not outcomes.any()
+    whole_blocks = os.fstat(peer.fd).st_blocks
+    punch_hole(peer.fd, 4 << 16, 2 << 16)
+    tier.engine.store(peer.pool, numbers(16), tier.refs)
+    tier.engine.fetch(peer.pool, numbers(16), tier.refs, sums, False)
+    for _, outcomes, _ in tier.wait(2):
+        assert outcomes.tolist() == [0] * 4 + [native.FAULT] * 2 + [0] * 10
+    assert os.fstat(peer.fd).st_blocks == whole_blocks - (2 << 16) // 512
 
 
 def test_memory_lost_during_copies(make_peer: Make, make_tier: Make) -> None:

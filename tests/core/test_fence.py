@@ -40,7 +40,7 @@ class Side:
     def __init__(self) -> None:
         self.fd = os.memfd_create("test-pool", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, SLOTS * BLOCK_BYTES)
-        self.map = mmap.mmap(self.fd, SLOTS * BLOCK_BYTES)
+        self.map = mmap.mmap(self.fd, SLOTS * BLOCK_BYTES, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.bytes: U8 = np.frombuffer(self.map, np.uint8)
         layout = native.Layout([(0, BLOCK_BYTES, [], BLOCK_BYTES)], SLOTS, SLOTS * BLOCK_BYTES)
         self.pool = native.Pool(self.fd, SLOTS * BLOCK_BYTES, layout)

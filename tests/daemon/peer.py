@@ -259,7 +259,7 @@ class Engine:
         self.pool: int = peer.ok(
             "register_pool", self.handle, "cpu", pool_bytes, slots, segments, memory
         )
-        self._mapped = mmap.mmap(fd, pool_bytes)
+        self._mapped = mmap.mmap(fd, pool_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         os.close(fd)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapped, np.uint8)
 

@@ -97,6 +97,32 @@ def test_message_of_a_million_frames(start: Start) -> None:
         assert eventually(lambda: daemon.resident_bytes() - before < 32 << 20)
 
 
+def test_replies_outlive_a_rebind(start: Start) -> None:
+    """A message of too many frames, sent while another session's blocks are copied, costs that
+    session at most the requests that lay in the socket: it lives, and its replies reach it."""
+    daemon = start(host__capacity="256MiB")
+    namespace = make_namespace(blocks_4k=256)
+    with daemon.engine(namespace, 64) as engine, daemon.peer() as other:
+        numbers = []
+        for round_number in range(40):
+            keys = chain(namespace, 64, round_number)
+            flood = zmtp(daemon.directory)
+            flood.sendall(b"\x01\x01x" * 2000)
+            numbers.append(engine.peer.send("store", *engine.store_args(keys)))
+            flood.sendall(b"\x00\x01x")
+            answered = engine.peer.dealer.poll(1500)
+            flood.close()
+            if answered:
+                assert engine.peer.receive().request in numbers
+            assert eventually(lambda: _answers(other))
+            if other.counter("replies_held"):
+                break
+        assert other.counter("replies_held") > 0
+        assert other.counter("replies_dropped") == 0
+        assert other.counter("sessions_ended") == 0
+        assert eventually(lambda: _answers(engine.peer))
+
+
 def test_garbage_connections(daemon: DaemonProcess) -> None:
     """Bytes that are no ZMTP at all on the control socket end only that connection."""
     with daemon.peer() as peer:

@@ -10,6 +10,9 @@ from tests.daemon.peer import BLOCK, DaemonProcess, Engine, Peer, chain, eventua
 
 TIER_BLOCKS_64K = 32  # of a tier of 2 MiB
 
+# One session may hold the whole tier.
+FULL = {"limits__session_host_percent": 100, "limits__pins_host_percent": 100}
+
 
 def test_double_release(daemon: DaemonProcess) -> None:
     """A second release of a pin or a reservation is an error and changes nothing."""
@@ -75,7 +78,7 @@ def test_foreign_and_forged_release(start: Start) -> None:
 
 def test_partial_grants_do_not_drift(start: Start) -> None:
     """1,000 batches against a tier that pins fill get the free places and no more, each time."""
-    daemon = start(host__capacity="2MiB")
+    daemon = start(host__capacity="2MiB", **FULL)
     namespace = make_namespace(blocks_4k=32)  # 16 blocks fill the tier
     held = chain(namespace, 12, 1)
     wanted = chain(namespace, 16, 2)
@@ -95,7 +98,7 @@ def test_partial_grants_do_not_drift(start: Start) -> None:
 
 def test_no_room_for_a_store(start: Start) -> None:
     """A store into a tier that pins fill is refused, says so, and drops nothing that is pinned."""
-    daemon = start(host__capacity="2MiB")
+    daemon = start(host__capacity="2MiB", **FULL)
     namespace = make_namespace(blocks_4k=32)
     held, more = chain(namespace, 16, 1), chain(namespace, 3, 2)
     with daemon.engine(namespace) as engine:
@@ -106,6 +109,43 @@ def test_no_room_for_a_store(start: Start) -> None:
         assert engine.lookup(held) == [1] * 16
         engine.peer.ok("unpin", pin)
         assert engine.store(more) == [Stored.STORED] * 3
+
+
+def test_grants_of_a_session_hold_its_share(start: Start) -> None:
+    """Pins beyond the session's share are BUSY, reservations beyond it refused block by block, and
+    what is released can be held again."""
+    daemon = start(host__capacity="2MiB", limits__session_host_percent=25)
+    namespace = make_namespace(blocks_4k=32)  # 16 blocks fill the tier
+    keys, more = chain(namespace, 8, 1), chain(namespace, 8, 2)
+    with daemon.engine(namespace) as engine:
+        engine.store(keys)
+        code, result = engine.peer.call("pin", engine.handle, keys, 0, 60_000)
+        assert (code, result[0]) == (Code.BUSY, "keys")
+        pin, _ = engine.pin(keys[: 2 * 32])
+        grant, results = engine.reserve(more)
+        assert results == [Stored.STORED] * 2 + [Stored.REFUSED] * 6
+        engine.peer.ok("unpin", pin)
+        engine.peer.ok("abort", grant)
+        grant, results = engine.reserve(more)
+        assert results == [Stored.STORED] * 4 + [Stored.REFUSED] * 4
+        engine.peer.ok("abort", grant)
+
+
+def test_pins_never_take_the_whole_tier(start: Start) -> None:
+    """Many sessions' pins together stop at their share: there is room for what is stored next."""
+    daemon = start(host__capacity="2MiB", limits__session_host_percent=100)
+    namespace = make_namespace(blocks_4k=32)
+    keys = chain(namespace, 16, 1)
+    with daemon.engine(namespace) as a, daemon.engine(namespace) as b:
+        a.store(keys)
+        first, _ = a.pin(keys[: 4 * 32])
+        b.pin(keys[: 4 * 32])
+        code, result = b.peer.call("pin", b.handle, keys[: 5 * 32], 0, 60_000)
+        assert code == Code.BUSY
+        assert "limits.pins_host_percent leaves 0" in result[1]
+        a.peer.ok("unpin", first)
+        b.pin(keys[: 4 * 32])
+        assert b.store(chain(namespace, 8, 2)) == [Stored.STORED] * 8
 
 
 def test_pin_expires(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
+import numpy as np
 import pytest
 
 from evoke.client import wire
@@ -158,6 +160,33 @@ def test_sparse_pools(daemon: DaemonProcess) -> None:
             codes.append(peer.call("register_pool", *args)[0])
         assert codes == [Code.BUSY, Code.OK, Code.OK, Code.BUSY]
         assert other.store(chain(namespace, 2)) == [Stored.STORED] * 2
+
+
+def test_pages_taken_away_end_the_session(daemon: DaemonProcess) -> None:
+    """A store from pages that a peer punched out says fault for those blocks, brings none of them
+    in, and ends that session; another's goes on."""
+    namespace = make_namespace(blocks_4k=4)
+    keys = chain(namespace, 4)
+    punch_hole_and_keep_size = 3
+    libc = ctypes.CDLL(None, use_errno=True)
+    with daemon.engine(namespace, 4) as other, daemon.peer() as peer:
+        handle = peer.ok("register_namespace", namespace.encoded())[0]
+        pool_bytes = 4 * 16384
+        fd = native.make_pool_memfd(pool_bytes, "pool")
+        os.pwrite(fd, bytes(pool_bytes), 0)
+        memory = peer.send_memory(fd)
+        segments = [wire.SegmentArgs(0, 16384, [], 16384)]
+        pool = peer.ok("register_pool", handle, "cpu", pool_bytes, 4, segments, memory)
+        offsets = (ctypes.c_long(2 * 16384), ctypes.c_long(16384))
+        assert libc.fallocate(fd, punch_hole_and_keep_size, *offsets) == 0
+        slots = np.arange(4, dtype="<u4").tobytes()
+        results = list(peer.ok("store", handle, pool, keys, 0, b"", slots, 5000, 0))
+        assert results == [Stored.STORED, Stored.STORED, Stored.FAULT, Stored.STORED]
+        assert os.fstat(fd).st_blocks * 512 == pool_bytes - 16384
+        os.close(fd)
+        assert peer.ended()
+        assert other.lookup(keys) == [1, 1, 0, 1]
+        assert other.peer.counter("peer_faults") == 1
 
 
 def test_hostile_layouts_are_quick(daemon: DaemonProcess) -> None:

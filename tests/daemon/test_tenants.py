@@ -35,6 +35,37 @@ def test_share_counts_all_namespaces_of_a_salt(start: Start) -> None:
         assert one.peer.status()["tiers"][0]["blocks"] == TIER_BLOCKS // 4
 
 
+def test_exception_of_one_salt(start: Start) -> None:
+    """A salt that the configuration names has its own quotas, and the others keep theirs."""
+    exceptions = '[{salt = "batch", host_percent = 25, grants = 1}]'
+    daemon = start(host__capacity="4MiB", tenants__exceptions=exceptions)
+    batch, other = make_namespace(salt="batch"), make_namespace(salt="other")
+    with daemon.engine(batch, 512) as one, daemon.engine(other, 512) as two:
+        for engine, stays in ((one, TIER_BLOCKS // 4), (two, 512)):
+            keys = chain(engine.namespace, 512)
+            engine.store(keys, range(512))
+            assert sum(engine.lookup(keys)) == stays
+        for engine, code in ((one, Code.BUSY), (two, Code.OK)):
+            keys = chain(engine.namespace, 1)
+            assert engine.peer.call("pin", engine.handle, keys, 0, 60_000)[0] == Code.OK
+            assert engine.peer.call("pin", engine.handle, keys, 0, 60_000)[0] == code
+
+
+def test_erased_blocks_that_are_held_count(start: Start) -> None:
+    """A tenant cannot exceed its share by flushing what it has pinned."""
+    daemon = start(host__capacity="4MiB", tenants__host_percent=25)
+    namespace = make_namespace(salt="t")
+    with daemon.engine(namespace, 256) as engine:
+        keys = chain(namespace, 200)
+        engine.store(keys, range(200))
+        pin, _ = engine.pin(keys)
+        engine.peer.ok("flush", namespace.id, "")
+        results = engine.store(chain(namespace, 100, seed=2), range(100))
+        assert results == [Stored.STORED] * 56 + [Stored.REFUSED] * 44
+        engine.peer.ok("unpin", pin)
+        assert engine.store(chain(namespace, 100, seed=2), range(100))[56:] == [Stored.STORED] * 44
+
+
 def test_held_share_is_refused(start: Start) -> None:
     """A share full of pinned blocks refuses the tenant's next, and nobody else's."""
     daemon = start(host__capacity="4MiB", tenants__host_percent=25)

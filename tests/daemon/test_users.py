@@ -111,3 +111,30 @@ def test_salt_of_another_user(start: Start) -> None:
     assert codes == "DENIED OK DENIED DENIED OK"
     with daemon.peer() as peer:
         peer.ok("register_namespace", make_namespace(salt="uid:1234").encoded())
+
+
+def _flood_of_sessions(directory: Path, count: int) -> str:
+    peers = [Peer(directory) for _ in range(count)]
+    try:
+        Peer(directory)
+    except ConnectionRefusedError as error:
+        sentence = str(error)
+    else:
+        sentence = "one more was let in"
+    peers[0].close()
+    peers[0] = Peer(directory)
+    for peer in peers:
+        peer.close()
+    return sentence
+
+
+@needs_root
+def test_sessions_of_a_user_are_bounded(start: Start) -> None:
+    """A user at its number of sessions gets no further one, until one ends; others do."""
+    daemon = start(access__group="nogroup", limits__sessions_per_user=3)
+    group = _open_to_group(daemon)
+    said = in_child(lambda: _flood_of_sessions(daemon.directory, 3), uid=1234, gid=group)
+    assert said == "uid 1234 has limits.sessions_per_user = 3 sessions"
+    peers = [Peer(daemon.directory) for _ in range(5)]
+    for peer in peers:
+        peer.close()

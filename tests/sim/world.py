@@ -158,6 +158,10 @@ class World:
         result = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
         next(p for p in self.peers if p.session is session).answered(number, code, result)
 
+    def end_session(self, session: Session, reason: str) -> None:
+        for peer in [peer for peer in self.peers if peer.session is session]:
+            self.depart(peer)
+
     # ------------------------------------------------------------------ time
     def step(self) -> None:
         rng = self.rng
