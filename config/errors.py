@@ -30,3 +30,9 @@ class ConfigError(ValueError):
         self.key = key
         self.reason = reason
         self.allowed = allowed
+
+    def brief(self) -> str:
+        """`file:line key: reason`, without what is not known: the form that scripts read."""
+        place = f"{self.file}:{self.line}" if self.line is not None else self.file
+        head = " ".join(part for part in (place, self.key) if part)
+        return f"{head}: {self.reason}" if head else self.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,7 +10,19 @@ from typing import Any, Final
 from evoke.config.machine import machine_memory_bytes
 from evoke.config.sizes import UNITS, format_size, is_share, parse_size
 
-__all__ = ["Choice", "Flag", "Integer", "Integers", "Mode", "Rule", "Size", "Text"]
+__all__ = [
+    "Choice",
+    "Flag",
+    "Integer",
+    "Integers",
+    "Marks",
+    "Mode",
+    "Number",
+    "Rule",
+    "Size",
+    "Text",
+    "Texts",
+]
 
 TYPE_NAMES: Final[dict[type, str]] = {
     bool: "a switch",
@@ -74,6 +87,52 @@ class Integer(Rule):
 
 
 @dataclass(frozen=True)
+class Number(Rule):
+    """A finite number in [low, high]; open_low, open_high: the end itself is excluded."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def check(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{value!r} is {type_name(value)}, not a number")
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not finite")
+        below = value <= self.low if self.open_low else value < self.low
+        above = value >= self.high if self.open_high else value > self.high
+        if below or above:
+            raise ValueError(f"{value} is out of range")
+        return float(value)
+
+    def allowed(self) -> str:
+        if self.low == -math.inf and self.high == math.inf:
+            return "a finite number"
+        if self.high == math.inf:
+            return f"a number {'above' if self.open_low else 'of at least'} {self.low:g}"
+        ends = [f"{self.low:g}" + " (excluded)" * self.open_low]
+        ends.append(f"{self.high:g}" + " (excluded)" * self.open_high)
+        return " to ".join(ends)
+
+
+@dataclass(frozen=True)
+class Marks(Rule):
+    """Two rising percentages: where making room ends, and where it begins."""
+
+    def check(self, value: object) -> tuple[float, float]:
+        if not isinstance(value, list) or len(value) != 2:
+            raise ValueError(f"{value!r} is not a list of two numbers")
+        low, high = (Number(0, 100).check(item) for item in value)
+        if low > high:
+            raise ValueError(f"{value!r} falls")
+        return low, high
+
+    def allowed(self) -> str:
+        return "two rising percentages such as [90, 95]"
+
+
+@dataclass(frozen=True)
 class Integers(Rule):
     """A list of different whole numbers in [low, high]."""
 
@@ -110,6 +169,27 @@ class Text(Rule):
 
     def allowed(self) -> str:
         return f"one line of at most {self.length_max} characters"
+
+
+@dataclass(frozen=True)
+class Texts(Rule):
+    """At most count_max different texts, each one line of at most length_max characters."""
+
+    count_max: int
+    length_max: int
+
+    def check(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise ValueError(f"{value!r} is {type_name(value)}, not a list")
+        if len(value) > self.count_max:
+            raise ValueError(f"{len(value)} texts are too many")
+        texts = tuple(Text(self.length_max).check(item) for item in value)
+        if len(set(texts)) < len(texts):
+            raise ValueError(f"{value!r} names a text twice")
+        return texts
+
+    def allowed(self) -> str:
+        return f"a list of at most {self.count_max} different texts"
 
 
 @dataclass(frozen=True)

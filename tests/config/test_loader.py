@@ -10,8 +10,8 @@ import pytest
 
 import evoke.config
 from evoke.config import Config, ConfigError, load
-from evoke.config.loader import FILE_BYTES_MAX
 from evoke.config.schema import rules
+from evoke.config.tables import FILE_BYTES_MAX
 
 if sys.version_info >= (3, 11):
     import tomllib
