@@ -20,6 +20,7 @@ HOLD_MS_MAX: Final = 3_600_000
 DEADLINE_MS_MAX: Final = 600_000
 FENCE_WORDS: Final = 64
 REPORTS_MAX: Final = 256
+POLICY_BYTES_MAX: Final = 65_536
 
 Id = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 Word = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
@@ -158,6 +159,20 @@ class Events(Args):
     namespace: Id  # 0xFFFFFFFF: everything, for admins
 
 
+class PolicyText(Args):
+    """A policy as TOML. `file` is its name for people; nothing is opened by it."""
+
+    content: Annotated[str, Meta(max_length=POLICY_BYTES_MAX)]
+    file: Annotated[str, Meta(max_length=4096)]
+
+
+class PolicyReload(Args):
+    """content None: the daemon reads the file that it is configured with."""
+
+    content: Annotated[str, Meta(max_length=POLICY_BYTES_MAX)] | None
+    file: Annotated[str, Meta(max_length=4096)]
+
+
 class Inject(Args):
     """Test aid, denied unless debug.inject is set: flips one bit of a stored block."""
 
@@ -189,11 +204,14 @@ VERBS: Final[dict[str, type[Args]]] = {
     "audit": Empty,
     "events": Events,
     "inject": Inject,
+    "policy_show": Empty,
+    "policy_check": PolicyText,
+    "policy_reload": PolicyReload,
+    "policy_history": Empty,
 }
 
 # Verbs of the finished product that this version answers with UNSUPPORTED.
 LATER_VERBS: Final = frozenset(
-    "prefetch observe acquire release commit_managed begin_turn end_turn policy_show policy_check "
-    "policy_reload policy_history policy_shadow tiers drain block trace_start trace_stop sessions "
-    "quota".split()
+    "prefetch observe acquire release commit_managed begin_turn end_turn policy_shadow tiers drain "
+    "block trace_start trace_stop sessions quota".split()
 )

@@ -26,7 +26,6 @@ __all__ = [
 # A share of a half-life below which alpha is 1 in double precision.
 HALF_LIFE_MIN = 0.02
 HalfLife = Annotated[float, Number(HALF_LIFE_MIN, 1e12)]
-Percent = Annotated[float, Number(0, 100)]
 WaterMarks = Annotated[tuple[float, float], Marks()]
 
 
@@ -83,7 +82,6 @@ class Protect:
     """Who does not leave, whatever its priority."""
 
     sinks: Annotated[int, Integer(0, 64)] = 1
-    pins_percent: Percent = 50.0
     running_turn: Annotated[bool, Flag()] = True
     splice_protection: Annotated[str, Choice(("last", "exempt"))] = "last"
 

@@ -27,6 +27,9 @@ class Daemon:
     workers: Threads = 0  # 0: min(4, cores / 2), at least 1
     log: Annotated[str, Choice(("auto", "console", "json"))] = "auto"
     verify_fetch: Switch = True
+    policy: Annotated[str, Text(1024)] = ""  # a file; "": the default policy
+    policy_dir: Annotated[str, Text(1024)] = ""  # a directory; "": no policies in files
+    policy_deadline_ms: Annotated[int, Integer(1, 60_000)] = 200
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,20 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"evoked: {error}", file=sys.stderr)
         return 2
+    try:
+        from evoked.policies import load_configured  # brings numpy along
+
+        policy = load_configured(config.daemon.policy)
+    except ConfigError as error:
+        print(f"evoked: {error.brief()}", file=sys.stderr)
+        return 2
+    for sentence in policy.warnings:
+        print(f"evoked: {config.daemon.policy}: {sentence}", file=sys.stderr)
     if options.check_config:
-        print(f"configuration is good; sockets in {directory}, {_describe(config)}")
+        print(
+            f"configuration is good; sockets in {directory}, {_describe(config)}, "
+            f"policy {policy.priority.formula}"
+        )
         return 0
     return _serve(config, directory, options.parent_fd, options.ready_fd)
 

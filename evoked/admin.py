@@ -20,6 +20,7 @@ from evoked.events import EVERYTHING, EventSink
 from evoked.grants import Grants
 from evoked.histograms import Histograms
 from evoked.memory_watch import memory_besides_bytes
+from evoked.policies import Policies
 from evoked.registry import Registry
 from evoked.server import DEFERRED, Refusal, Replier
 from evoked.sessions import NamespaceEntry, Session
@@ -53,6 +54,7 @@ class Admin:
         counters: Counters,
         histograms: Histograms,
         parts: Sized,
+        policies: Policies,
         *,
         boot: bytes,
         inject: bool,
@@ -63,7 +65,7 @@ class Admin:
         self._arena, self._tier = arena, tier
         self._balance, self._engine, self._transfers = balance, engine, transfers
         self._grants, self._counters, self._boot = grants, counters, boot
-        self._histograms, self.parts = histograms, parts
+        self._histograms, self.parts, self._policies = histograms, parts, policies
         self.sink: EventSink | None = None
         self._inject, self._sessions, self._copy = inject, sessions, copy
         self._started_s = time.monotonic()
@@ -226,7 +228,8 @@ class Admin:
             "sessions": [self._session_row(s) for s in sessions],
             "lookups": self._counters.some(_ATTRIBUTION),
             "copy": {**self._copy, **self._engine.stats()},
-            "policy": self._balance.policy.name,
+            "policy": self._policies.config.priority.formula,
+            "policy_version": self._policies.version,
             "counters": dict(self._counters),
             "grants": len(self._grants),
             "transfers": len(self._transfers),
@@ -244,6 +247,8 @@ class Admin:
         red = any(thread["state"] == "red" for thread in threads)
         defects = self._counters["defects"]
         reasons = [f"{defects} requests met a defect of the daemon; see its log"] if defects else []
+        if self._policies.trouble:
+            reasons.append(self._policies.trouble)
         state = "red" if red else "yellow" if reasons else "green"
         return {"state": state, "threads": threads, "reasons": reasons}
 

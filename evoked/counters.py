@@ -45,6 +45,9 @@ HELP: Final[dict[str, str]] = {
     "reports_repeated": "reports of a request that had been reported before",
     "defects": "requests that met a defect of the daemon",
     "replies_held": "replies kept back for a peer that had to connect again",
+    "policy_reloads": "policies put into force since start",
+    "policy_refused": "policies refused at a reload, with a reason; nothing changed",
+    "policy_reverts": "policies of users that failed and gave way to the last good one",
     "socket_rebinds": "control socket closed and bound again for its memory",
 }
 

@@ -52,6 +52,7 @@ class Daemon:
         self.notifier = Notifier()
         self._gid = _group(config.access.group)
         self._stop_reason = ""
+        self._reload_wanted = False
         self.liveness: Liveness
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
 
@@ -169,6 +170,7 @@ class Daemon:
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda n, _: self.stop(signal.Signals(n).name))
+        signal.signal(signal.SIGHUP, lambda *_: setattr(self, "_reload_wanted", True))
         return self._wake_read.fileno()
 
     # ------------------------------------------------------------------ the loop
@@ -192,6 +194,9 @@ class Daemon:
                     self.events.handle()
                 else:
                     self._events()
+            if self._reload_wanted:
+                self._reload_wanted = False
+                self.works.policies.reload_configured()
             self.works.timers.run_due(time.monotonic())
             self.server.retry()
             self._publish()
@@ -238,7 +243,7 @@ class Daemon:
         """A sign of life from the loop, and only while every thread is well."""
         if not self.notifier.watchdog_s:
             return
-        if self.works.admin.health()["state"] == "green":
+        if self.works.admin.health()["state"] != "red":
             self.notifier.alive()
         self.works.timers.at(time.monotonic() + self.notifier.watchdog_s, self._watchdog)
 

@@ -43,6 +43,9 @@ class EventSink(Protocol):
 
     def blocks(self, kind: str, namespace: NamespaceEntry, keys: bytes, tier: str) -> None: ...
 
+    def policy(self, what: str) -> None:
+        """A policy came into force: version and formula."""
+
     def topic(self, namespace: NamespaceEntry | None) -> bytes: ...
 
     def forget(self, namespace: NamespaceEntry) -> None: ...
@@ -125,13 +128,18 @@ class Events:
     def blocks(self, kind: str, namespace: NamespaceEntry, keys: bytes, tier: str) -> None:
         for number in (namespace.number, EVERYTHING):
             topic = self._topics.get(number)
-            if topic is None:
-                continue
-            self._sequences[topic] += 1
-            if topic in self._readers:
-                unix_ms = time.time_ns() // 1_000_000
-                event = (self._sequences[topic], unix_ms, kind, namespace.id, keys, tier)
-                self._send(topic, _encoder.encode(event))
+            if topic is not None:
+                self._publish(topic, kind, namespace.id, keys, tier)
+
+    def policy(self, what: str) -> None:
+        self._publish(self._topics[EVERYTHING], "policy", b"", b"", what)
+
+    def _publish(self, topic: bytes, kind: str, namespace: bytes, keys: bytes, what: str) -> None:
+        self._sequences[topic] += 1
+        if topic in self._readers:
+            unix_ms = time.time_ns() // 1_000_000
+            event = (self._sequences[topic], unix_ms, kind, namespace, keys, what)
+            self._send(topic, _encoder.encode(event))
 
     def _send(self, topic: bytes, frame: bytes) -> None:
         readers = self._readers[topic]

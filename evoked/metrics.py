@@ -58,6 +58,9 @@ class _Collector:
             ("memory_besides_arenas_bytes", "resident memory of the daemon without its arenas"),
         ):
             yield GaugeMetricFamily(f"evoke_{key}", help_text, state[key])
+        yield GaugeMetricFamily(
+            "evoke_policy_version", "of the policy in force", state["policy_version"]
+        )
         yield GaugeMetricFamily("evoke_sessions", "sessions open now", len(state["sessions"]))
         for key in ("capacity_bytes", "used_bytes", "blocks"):
             family = GaugeMetricFamily(f"evoke_tier_{key}", f"{key} of a tier", labels=["tier"])

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from evoke.config import PolicyConfig
 from evoke.core import native
-from evoke.policy import Policy
+from evoke.policy import Policy, make
 from evoked.counters import Counters
 from evoked.events import Announcer
 
@@ -107,6 +108,10 @@ class Balance:
         self._announcer = announcer
         self.policy = policy
         self.capacity_bytes = tier.capacity_bytes
+
+    def swap(self, config: PolicyConfig) -> None:
+        """See policies.PolicyHolder."""
+        self.policy = make(config.priority.formula, self._index)
 
     def place(self, block_bytes: int, count: int) -> U64:
         """Places for up to count blocks, evicting for them; fewer when nothing more may leave."""

@@ -18,6 +18,7 @@ from evoked.events import Announcer, EventSink
 from evoked.grants import Grants
 from evoked.histograms import Histograms
 from evoked.parts import Parts
+from evoked.policies import Policies
 from evoked.reads import Reads
 from evoked.registry import Registry
 from evoked.server import Handler, Replier
@@ -61,6 +62,7 @@ class Works:
         self.announcer = Announcer(self.index, self.registry.namespaces)
         policy = make(_POLICY, self.index)
         self.balance = Balance(self.tier, self.index, policy, counters, self.announcer)
+        self.policies = Policies(config.daemon.policy, self.balance, counters)
         self.transfers = Transfers(
             engine,
             replier,
@@ -103,6 +105,7 @@ class Works:
             counters,
             self.histograms,
             self.parts,
+            self.policies,
             boot=boot,
             inject=config.debug.inject,
             sessions=sessions,
@@ -126,13 +129,14 @@ class Works:
             (writes, "store reserve commit abort"),
             (reads, "fetch pin unpin touch lookup asked"),
             (self.admin, "ping status metrics audit events flush inject prove_pool"),
+            (self.policies, "policy_show policy_check policy_reload policy_history"),
         ):
             for verb in verbs.split():
                 self.handlers[verb] = getattr(owner, verb)
 
     def publish_to(self, sink: EventSink) -> None:
         """From now on events go there."""
-        self.announcer.sink = self.admin.sink = sink
+        self.announcer.sink = self.admin.sink = self.policies.sink = sink
         self.registry.forgotten = sink.forget
 
     def session_ended(self, session: Session) -> None:

@@ -18,6 +18,7 @@ _COMMANDS = {
     "events": "evoked.cli.events",
     "flush": "evoked.cli.flush",
     "metrics": "evoked.cli.status",
+    "policy": "evoked.cli.policy",
     "sessions": "evoked.cli.status",
     "status": "evoked.cli.status",
 }

@@ -40,9 +40,9 @@ def fail(sentence: str, status: int = 1) -> NoReturn:
 
 
 @contextmanager
-def connected(directory: str) -> Iterator[Ask]:
-    """A function that sends one request and returns its result. Refusals and a daemon that is
-    absent or late end the command with a sentence."""
+def connected(directory: str, timeout_s: float | None = None) -> Iterator[Ask]:
+    """A function that sends one request and returns its result, after timeout_s (None: TIMEOUT_S)
+    at most. Refusals and a daemon that is absent or late end the command with a sentence."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     connection = None
     try:
@@ -50,7 +50,8 @@ def connected(directory: str) -> Iterator[Ask]:
         deadline = time.monotonic() + TIMEOUT_S
         hello = wire.Hello(b"", 0, "evokectl")
         connection = Connection(place, context, hello, deadline)
-        yield lambda verb, args: _call(connection, verb, args)
+        limit_s = TIMEOUT_S if timeout_s is None else timeout_s
+        yield lambda verb, args: connection.call(verb, args, time.monotonic() + limit_s)
     except ConfigError as error:
         fail(str(error), 2)
     except DaemonError as error:
@@ -61,10 +62,6 @@ def connected(directory: str) -> Iterator[Ask]:
         if connection is not None:
             connection.end("done")
         context.destroy(linger=0)
-
-
-def _call(connection: Connection, verb: str, args: wire.Args) -> Any:
-    return connection.call(verb, args, time.monotonic() + TIMEOUT_S)
 
 
 def size_text(size_bytes: float) -> str:

@@ -54,6 +54,8 @@ def _line(event: list[Any], as_json: bool) -> str:
     if as_json:
         row = {"sequence": sequence, "unix_ms": unix_ms, "kind": kind, "tier": tier}
         return json.dumps({**row, "namespace": namespace.hex(), "keys": blocks})
+    if kind == "policy":
+        return f"{sequence} policy {tier}"
     first = f" {blocks[0][:16]}" if blocks else ""
     return (
         f"{sequence} {kind} {len(blocks)} blocks, {tier}, namespace {namespace.hex()[:12]}{first}"

@@ -142,7 +142,8 @@ def test_unit_verifies_without_a_word(tmp_path: Path) -> None:
     """systemd-analyze finds nothing to say of the unit (it exits 0 even on unknown values)."""
     unit = tmp_path / "evoked.service"
     # The programs are not installed where the unit looks for them on a checkout.
-    unit.write_text(UNIT.read_text().replace("/usr/bin/evoked", "/bin/true"))
+    text = UNIT.read_text().replace("/usr/bin/evoked ", "/bin/true ")
+    unit.write_text(text.replace("/usr/bin/evokectl ", "/bin/true "))
     result = _analyze("verify", str(unit))
     assert result.returncode == 0
     assert result.stderr == ""

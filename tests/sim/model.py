@@ -73,6 +73,9 @@ class Model(EventSink):
     def wanted(self) -> bool:
         return True
 
+    def policy(self, what: str) -> None:
+        raise AssertionError("no policy is reloaded here")
+
     def topic(self, namespace: NamespaceEntry | None) -> bytes:
         return bytes(16)
 
