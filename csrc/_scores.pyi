@@ -15,6 +15,12 @@ class Identities:
     def grow(self, count: int) -> None:
         """Room for the identities below count."""
 
+    def set_bytes(self, id: int, bytes: int) -> None:
+        """Of the block; 1 before. ValueError: 0 bytes, or an id not grown to."""
+
+    def note(self, id: int, clock: float, seq: int) -> None:
+        """An access without a score. ValueError: an id not grown to."""
+
 class Scores:
     """LRFU scores: score(t) = alpha x(t) + (1 - alpha) score(t - 1) per clock unit."""
 
@@ -22,7 +28,43 @@ class Scores:
         """weighted: keys include ln alpha, as `product` needs. ValueError: alpha not in (0, 1)."""
 
 class Order:
-    """Ranks residents; names who should go first. Learns; never moves anything."""
+    """Ranks residents; names who should go first. Learns; never moves anything.
+
+    ValueError of every step: an id that it has not grown to, or one in the wrong state; nothing has
+    changed then. A candidate is resident, not held, and has no resident child.
+    """
+
+    def grow(self, count: int) -> None:
+        """Room for the identities below count, which must have grown first (ValueError)."""
+
+    def request(self, ids: NDArray[np.uint32], clock: float, now_s: float) -> None:
+        """A request asked for these blocks, in chain order; told before its accesses are noted."""
+
+    def admit(self, id: int, parent: int | None = None) -> None:
+        """It is resident now; parent: the block before it in its chain."""
+
+    def leave(self, id: int) -> None:
+        """It is not resident any more."""
+
+    def hold(self, id: int) -> None: ...
+    def unhold(self, id: int) -> None: ...
+    def forget(self, id: int) -> None:
+        """What is not resident is dropped from memory; the number may come back as another."""
+
+    def worst(self, clock: float) -> int | None:
+        """The candidate that should go first."""
+
+    def victims(self, count: int, clock: float) -> NDArray[np.uint32]:
+        """Up to count, worst first, as if each had left before the next was chosen."""
+
+    def refuses(self, newcomer: int, clock: float) -> bool:
+        """Whether what is not resident is worth less than worst()."""
+
+    def resident(self, id: int) -> bool: ...
+    @property
+    def residents(self) -> int: ...
+    @property
+    def candidates(self) -> int: ...
 
 class Lru(Order):
     def __init__(self, identities: Identities) -> None: ...
@@ -61,6 +103,10 @@ class ReturnIndex(Order):
     @property
     def classes(self) -> str:
         """age, gap or count-new: what it tells apart now."""
+    @property
+    def cohorts(self) -> int:
+        """Groups of blocks of one request that it remembers: at most 16 for each request that still
+        owns a remembered block."""
 
 class Relevance(Order):
     """Coherence, recency and attention with role floors; evoke.policy.relevance has the formula."""

@@ -38,6 +38,8 @@ void bind_return_index(py::module_& m) {
            py::arg("identities"), py::arg("capacity_bytes"), py::arg("classes") = "shadow",
            py::arg("memory_requests") = ReturnRules{}.memory_requests, py::keep_alive<1, 2>())
       .def("resize", &ReturnIndex::resize, py::arg("capacity_bytes"))
+      .def_property_readonly("cohorts",
+                             [](const ReturnIndex& order) { return order.learner().cohorts(); })
       .def_property_readonly("classes", [](const ReturnIndex& order) {
         return kSetNames[static_cast<size_t>(order.set())];
       });

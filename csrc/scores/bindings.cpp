@@ -15,6 +15,8 @@ namespace py = pybind11;
 
 namespace evoke {
 
+void bind_identity_steps(py::class_<Identities>& identities);
+void bind_order_steps(py::class_<Order>& order);
 void bind_return_index(py::module_& m);
 
 namespace {
@@ -88,11 +90,14 @@ void bind_order(py::module_& m, const char* name) {
 PYBIND11_MODULE(_scores, m) {
   using namespace evoke;
   m.doc() = "scores and orders of evoke's policies";
-  py::class_<Identities>(m, "Identities").def(py::init<>()).def("grow", &Identities::grow);
+  py::class_<Identities> identities(m, "Identities");
+  identities.def(py::init<>()).def("grow", &Identities::grow, py::arg("count"));
+  bind_identity_steps(identities);
   py::class_<Scores>(m, "Scores")
       .def(py::init<Identities*, double, bool>(), py::arg("identities"), py::arg("alpha"),
            py::arg("weighted") = false, py::keep_alive<1, 2>());
-  py::class_<Order>(m, "Order");
+  py::class_<Order> order(m, "Order");
+  bind_order_steps(order);
   bind_order<Lru>(m, "Lru");
   bind_order<Lfu>(m, "Lfu");
   bind_order<Lrfu>(m, "Lrfu");

@@ -5,6 +5,7 @@
 namespace evoke {
 
 void Clairvoyant::grow(size_t count) {
+  if (count <= size()) return;
   Order::grow(count);
   next_use_.resize(count, kNeverUsed);
   depth_.resize(count, 0);

@@ -14,7 +14,7 @@ namespace evoke {
 
 struct Cohort {
   double at_s;
-  uint64_t request;         // number of the request that made it
+  uint64_t filing;          // number of the request, or of the block that nobody asked for
   uint32_t request_blocks;  // of that request
   uint32_t alive = 0;       // blocks not used since and still remembered
   uint32_t older = kNoId;

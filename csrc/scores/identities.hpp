@@ -26,6 +26,12 @@ struct Identities {
   // Room for identities below count; new ones know nothing.
   void grow(size_t count_wanted);
   void reset(uint32_t id);
+  // An access.
+  void note(uint32_t id, double clock, uint32_t seq_now) {
+    at_clock[id] = clock;
+    seq[id] = seq_now;
+    count[id] = static_cast<uint16_t>(count[id] + (count[id] != 0xFFFF));
+  }
 };
 
 // ln(e^a + e^b), the larger first: the form that the definition of the order fixes.
@@ -51,12 +57,7 @@ class Scores {
     note(id, clock, seq);
   }
   // Without a score: for orders that use recency and counts only.
-  void note(uint32_t id, double clock, uint32_t seq) {
-    Identities& known = *identities_;
-    known.at_clock[id] = clock;
-    known.seq[id] = seq;
-    known.count[id] = static_cast<uint16_t>(known.count[id] + (known.count[id] != 0xFFFF));
-  }
+  void note(uint32_t id, double clock, uint32_t seq) { identities_->note(id, clock, seq); }
   double log_score(uint32_t id, double clock) const {
     return identities_->key[id] - offset_ + log_alpha_ - clock * lambda_;
   }

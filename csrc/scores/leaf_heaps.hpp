@@ -24,7 +24,7 @@ class LeafHeaps {
   template <typename IsLeaf>
   void push(uint32_t id, IsLeaf is_leaf) {
     std::vector<Leaf>& heap = heaps_[heap_of(id)];
-    heap.push_back({learner_->request_of(id), learner_->seq(id), id});
+    heap.push_back({learner_->filing_of(id), id});
     std::push_heap(heap.begin(), heap.end(), std::greater());
     if (++entries_ > sweep_at_) sweep(is_leaf);
   }
@@ -42,7 +42,7 @@ class LeafHeaps {
       const uint32_t id = heaps_[at].front().id;
       const double worth = learner_->worth(set_, id);
       if (worst == kNoId || worth < worst_worth ||
-          (worth == worst_worth && heaps_[at].front().request < learner_->request_of(worst))) {
+          (worth == worst_worth && heaps_[at].front().filing < learner_->filing_of(worst))) {
         worst = id;
         worst_worth = worth;
       }
@@ -63,8 +63,7 @@ class LeafHeaps {
 
  private:
   struct Leaf {
-    uint64_t request;
-    uint32_t seq;
+    uint64_t filing;
     uint32_t id;
     auto operator<=>(const Leaf&) const = default;
   };
@@ -74,7 +73,7 @@ class LeafHeaps {
 
   template <typename IsLeaf>
   bool is_current(size_t at, const Leaf& leaf, IsLeaf is_leaf) {
-    return is_leaf(leaf.id) && learner_->request_of(leaf.id) == leaf.request &&
+    return is_leaf(leaf.id) && learner_->filing_of(leaf.id) == leaf.filing &&
            heap_of(leaf.id) == at;
   }
   template <typename IsLeaf>

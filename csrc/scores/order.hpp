@@ -61,6 +61,8 @@ class Order {
   // Keys have been rescaled.
   virtual void rebuild() {}
 
+  const Identities& identities() const { return *known_; }
+  size_t size() const { return flags_.size(); }  // that it has grown to
   bool resident(uint32_t id) const { return flags_[id] & kResident; }
   size_t residents() const { return residents_; }
   size_t candidates() const { return candidates_; }

@@ -29,6 +29,7 @@ ReturnIndex::ReturnIndex(Identities* identities, const ReturnRules& rules)
 }
 
 void ReturnIndex::grow(size_t count) {
+  if (count <= size()) return;
   Order::grow(count);
   learner_.grow(count);
   if (shadows_) shadows_->grow(count);
@@ -55,15 +56,16 @@ void ReturnIndex::forget(uint32_t id) {
 void ReturnIndex::enter(uint32_t id) {
   if (!learner_.remembers(id)) learner_.file_unasked(id);
   leaves_.push(id, [this](uint32_t leaf) { return is_candidate(leaf); });
-  if (learner_.request_of(id) == learner_.requests()) own_ = id;
-  const bool follows =
-      chosen_ != kNoId && parent(chosen_) == id && learner_.cohort(chosen_) == learner_.cohort(id);
+  if (learner_.is_newest(id)) own_ = id;
+  const bool follows = chosen_ != kNoId && parent(chosen_) == id && learner_.are_alike(chosen_, id);
   next_ = follows ? id : kNoId;
+  chosen_ = kNoId;
 }
 
 void ReturnIndex::exit(uint32_t id) {
   if (id == own_) own_ = kNoId;
-  if (id == next_) next_ = kNoId;
+  if (id != chosen_) chosen_ = kNoId;
+  next_ = kNoId;
 }
 
 uint32_t ReturnIndex::worst_but(uint32_t own) {

@@ -24,6 +24,7 @@ void ReturnLearner::request(const Request& request) {
   cohorts_.advance(now_s_, &tables_);
   Filing filing = begin(request);
   ++requests_;
+  newest_ = ++filings_;
   const size_t count = request.ids.size();
   for (size_t i = 0; i < count; ++i) file(&filing, request.ids[i], i + 1 == count);
   requests_counted_ += 1;
@@ -49,8 +50,8 @@ ReturnLearner::Filing ReturnLearner::begin(const Request& request) {
 void ReturnLearner::file(Filing* filing, uint32_t id, bool is_tail) {
   const uint32_t before = cohort_[id];
   if (before != kNoId) {
+    if (is_newest(id)) return;  // named twice by one request
     const Cohort& cohort = cohorts_[before];
-    if (cohort.request == requests_) return;  // named twice by one request
     tables_.returned(cohort.gap_class, cohort.count_class, cohort.bin);
     cohorts_.part(before);
   }
@@ -59,7 +60,7 @@ void ReturnLearner::file(Filing* filing, uint32_t id, bool is_tail) {
   if (slot == kNoId) {
     slot = cohorts_.add(
         {.at_s = now_s_,
-         .request = requests_,
+         .filing = newest_,
          .request_blocks = static_cast<uint32_t>(filing->blocks),
          .gap_class = static_cast<uint8_t>(gap_class(is_tail, filing->gap)),
          .count_class = static_cast<uint8_t>(count_class(is_tail, level, filing->fresh))});
@@ -70,7 +71,7 @@ void ReturnLearner::file(Filing* filing, uint32_t id, bool is_tail) {
 
 void ReturnLearner::file_unasked(uint32_t id) {
   cohort_[id] = cohorts_.add({.at_s = now_s_,
-                              .request = requests_,
+                              .filing = ++filings_,
                               .request_blocks = 1,
                               .gap_class = static_cast<uint8_t>(gap_class(0, 0)),
                               .count_class = static_cast<uint8_t>(count_class(0, 0, 0))});

@@ -26,14 +26,19 @@ class ReturnLearner {
   void forget(uint32_t id);
 
   bool remembers(uint32_t id) const { return cohort_[id] != kNoId; }
-  uint32_t cohort(uint32_t id) const { return cohort_[id]; }
-  uint64_t requests() const { return requests_; }
-  uint64_t request_of(uint32_t id) const { return cohorts_[cohort_[id]].request; }
+  // Worth the same whatever happens, until one of them is used: who goes after the other needs no
+  // decision.
+  bool are_alike(uint32_t id, uint32_t other) const {
+    return cohort_[id] == cohort_[other] && bytes(id) == bytes(other);
+  }
+  // Rises from one request to the next: who was used later.
+  uint64_t filing_of(uint32_t id) const { return cohorts_[cohort_[id]].filing; }
+  // Whether the newest request asked for it.
+  bool is_newest(uint32_t id) const { return filing_of(id) == newest_; }
   size_t class_of(ClassSet set, uint32_t id) const;
   // Hits per byte-second to be had from keeping id, at its age as of the last request.
   double worth(ClassSet set, uint32_t id) const;
   uint32_t bytes(uint32_t id) const { return known_->bytes[id]; }
-  uint32_t seq(uint32_t id) const { return known_->seq[id]; }
   size_t cohorts() const { return cohorts_.size(); }
 
  private:
@@ -56,6 +61,8 @@ class ReturnLearner {
   ReturnTables tables_;
   double now_s_ = 0;
   uint64_t requests_ = 0;
+  uint64_t filings_ = 0;
+  uint64_t newest_ = 0;  // filing of the newest request
   uint64_t refresh_at_ = 1;
   double requests_counted_ = 0;  // both faded like the tables
   double blocks_counted_ = 0;

@@ -1,5 +1,6 @@
 #include "return_shadows.hpp"
 
+#include <cassert>
 #include <cmath>
 
 namespace evoke {
@@ -82,16 +83,16 @@ void ReturnShadows::make_room(size_t set, uint32_t newest) {
     uint32_t id = leaves_[set].worst(own, leaf);
     if (id == kNoId) return;
     const bool is_own = id == own;
-    // A piece of one cohort is worth the same block for block and goes with one decision.
-    const uint32_t cohort = learner_->cohort(id);
+    uint32_t last;
     do {
       drop(set, id);
+      last = id;
       id = parent_of(id);
     } while (used_bytes_[set] > capacity_bytes_ && id != kNoId && is_leaf(set, id) &&
-             learner_->cohort(id) == cohort);
+             learner_->are_alike(id, last));
     const bool left = id != kNoId && is_leaf(set, id);
     if (left) leaves_[set].push(id, leaf);
-    if (is_own) own = left && learner_->request_of(id) == learner_->requests() ? id : kNoId;
+    if (is_own) own = left && learner_->is_newest(id) ? id : kNoId;
   }
 }
 
@@ -99,7 +100,9 @@ void ReturnShadows::drop(size_t set, uint32_t id) {
   held_[id] &= static_cast<uint8_t>(~(1 << set));
   used_bytes_[set] -= learner_->bytes(id);
   const uint32_t parent = parent_of(id);
-  if (parent != kNoId) --children_[parent][set];
+  if (parent == kNoId) return;
+  assert(children_[parent][set] > 0);
+  --children_[parent][set];
 }
 
 void ReturnShadows::forget(uint32_t id) {
