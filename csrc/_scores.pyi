@@ -96,7 +96,7 @@ class ReturnIndex(Order):
         """capacity_bytes: of the cache that is ordered, in units of the identities' sizes (blocks,
         where these are 1). classes: age, gap, count-new, or shadow, which chooses among them.
         memory_requests: what was counted so many requests ago weighs half. ValueError: capacity 0,
-        an unknown name, a memory below 1."""
+        an unknown name, a memory of at most 1."""
 
     def resize(self, capacity_bytes: int) -> None:
         """ValueError: 0."""

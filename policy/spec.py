@@ -10,16 +10,18 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
+from evoke.policy.clairvoyant import Clairvoyant
 from evoke.policy.classics import Lfu, Lru
 from evoke.policy.formula import Formula
 from evoke.policy.lrfu import Lrfu
 from evoke.policy.relevance import Relevance
+from evoke.policy.return_index import ReturnIndex
 
 __all__ = ["FORMULAS", "make_formula", "parse_spec"]
 
 # name -> dataclass
 FORMULAS: Final[dict[str, type[Formula]]] = {
-    kind.name: kind for kind in (Lru, Lfu, Lrfu, Relevance)
+    kind.name: kind for kind in (Lru, Lfu, Lrfu, Relevance, ReturnIndex, Clairvoyant)
 }
 _TRUTHS: Final = {"true": True, "false": False}
 

@@ -11,9 +11,9 @@ void check(const ReturnRules& rules) {
   if (rules.capacity_bytes == 0) {
     throw std::invalid_argument("capacity: 0 is not above 0");
   }
-  if (!(rules.memory_requests >= 1)) {
+  if (!(rules.memory_requests > 1)) {
     throw std::invalid_argument("memory_requests: " + std::to_string(rules.memory_requests) +
-                                " is below 1");
+                                " is not above 1");
   }
 }
 
