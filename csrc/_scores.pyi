@@ -108,6 +108,17 @@ class ReturnIndex(Order):
         """Groups of blocks of one request that it remembers: at most 16 for each request that still
         owns a remembered block."""
 
+def return_chances(
+    returned: Sequence[float], survived: Sequence[float], prior: Sequence[float], weight: float
+) -> list[float]:
+    """The return index's q by bin of age: the chance to come back in the bin of those that reach
+    it, from blocks counted and `weight` imagined ones that behave like `prior`; from the most
+    eager bin on it does not grow by the second. Bin 0 ends at 1 s, bin k at 1.5^k s; 23 bins.
+    ValueError: another number of bins."""
+
+def hits_per_block_second(chances: Sequence[float]) -> list[float]:
+    """By bin: the best over all later bins of hits by seconds of keeping. ValueError as above."""
+
 class Relevance(Order):
     """Coherence, recency and attention with role floors; evoke.policy.relevance has the formula."""
 

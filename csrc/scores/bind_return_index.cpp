@@ -27,9 +27,34 @@ ReturnRules rules_of(uint64_t capacity_bytes, const std::string& classes, double
   return rules;
 }
 
+PerBin per_bin(const std::vector<double>& values, const char* name) {
+  if (values.size() != kBins) {
+    throw std::invalid_argument(std::string(name) + ": " + std::to_string(values.size()) +
+                                " numbers, not one for each of the " + std::to_string(kBins) +
+                                " bins");
+  }
+  PerBin bins;
+  std::ranges::copy(values, bins.begin());
+  return bins;
+}
+
 }  // namespace
 
 void bind_return_index(py::module_& m) {
+  m.def(
+      "return_chances",
+      [](const std::vector<double>& returned, const std::vector<double>& survived,
+         const std::vector<double>& prior, double weight) {
+        const Outcomes outcomes{per_bin(returned, "returned"), per_bin(survived, "survived")};
+        return return_chances(outcomes, per_bin(prior, "prior"), weight);
+      },
+      py::arg("returned"), py::arg("survived"), py::arg("prior"), py::arg("weight"));
+  m.def(
+      "hits_per_block_second",
+      [](const std::vector<double>& chances) {
+        return hits_per_block_second(per_bin(chances, "chances"));
+      },
+      py::arg("chances"));
   py::class_<ReturnIndex, Order>(m, "ReturnIndex")
       .def(py::init([](Identities* identities, uint64_t capacity_bytes, const std::string& classes,
                        double memory_requests) {
