@@ -23,8 +23,13 @@ sanitize = [f"-fsanitize={kinds}"] if (kinds := os.environ.get("EVOKE_SANITIZE")
 compile_args = ["-O3", "-g1", "-MMD", "-UNDEBUG", "-fno-omit-frame-pointer", *strict, *sanitize]
 
 
+# What a folder's module has of csrc/ in itself, compiled once.
+shared = {"csrc/spill": ["csrc/kernels.cpp", "csrc/memory.cpp", "csrc/xxh3.cpp"]}
+
+
 def extension(name: str, folder: str) -> Pybind11Extension:
-    made = Pybind11Extension(f"evoke.core.{name}", sorted(glob(f"{folder}/*.cpp")), cxx_std=20)
+    sources = sorted(glob(f"{folder}/*.cpp")) + shared.get(folder, [])
+    made = Pybind11Extension(f"evoke.core.{name}", sources, cxx_std=20)
     made.depends = glob(f"{folder}/*.hpp")
     made.extra_compile_args += compile_args
     made.extra_link_args += ["-pthread", *sanitize]

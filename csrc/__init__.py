@@ -2,5 +2,6 @@
 
 from evoke.core import _native as native
 from evoke.core import _scores as scores
+from evoke.core import _spill as spill
 
-__all__ = ["native", "scores"]
+__all__ = ["native", "scores", "spill"]
