@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,8 @@ def test_blocks_of_any_size_and_place_come_back(flash: Flash, engine: str, direc
             assert wait(flash.store, ticket)[-1].outcome == spill.DONE
             assert np.array_equal(flash.memory[offset : offset + size], bytes_of(number, size))
             end = offset + size if offset % 4096 else -(-(offset + size) // 4096) * 4096
-            assert (flash.memory[:offset] == 7).all() and (flash.memory[end:] == 7).all()
+            assert (flash.memory[:offset] == 7).all()
+            assert (flash.memory[end:] == 7).all()
     flash.store.check()
 
 
@@ -125,7 +126,8 @@ def test_an_empty_segment_takes_another_block_size(flash: Flash) -> None:
     assert flash.holds(1, MIB)
     flash.close()
     flash.open(2 * MIB)
-    assert flash.holds(1, MIB) and not flash.holds(0)
+    assert flash.holds(1, MIB)
+    assert not flash.holds(0)
 
 
 def test_a_chain_leaves_from_its_tail(flash: Flash) -> None:
@@ -233,7 +235,7 @@ def test_bad_arguments_change_nothing(flash: Flash, tmp_path: Path) -> None:
     one, size, sums = np.array([MEMORY << 56], np.uint64), slots(4096), np.zeros(1, np.uint64)
     far = np.array([MEMORY << 56 | 16 * MIB], np.uint64)
     other = np.array([9 << 56], np.uint64)
-    for name, call in {
+    calls: dict[str, Callable[[], object]] = {
         "namespace": lambda: store.write(77, key(0), b"", 0, one, size, sums),
         "key": lambda: store.write(flash.space, b"short", b"", 0, one, size, sums),
         "refs": lambda: store.write(flash.space, key(0), b"", 0, far, size, sums),
@@ -245,11 +247,13 @@ def test_bad_arguments_change_nothing(flash: Flash, tmp_path: Path) -> None:
         "depth": lambda: spill.Store(str(tmp_path), MIB, [], depth=0),
         "segment_bytes": lambda: spill.Store(str(tmp_path), MIB, [], segment_bytes=4097),
         "engine": lambda: spill.Store(str(tmp_path), MIB, [], engine="fast"),
-    }.items():
+    }
+    for name, call in calls.items():
         with pytest.raises(ValueError, match=name):
             call()
     flash.write(0)
     with pytest.raises(ValueError, match="lengths: 1 parts, 4096 bytes; the block has 1, 65536"):
         store.read(flash.slot(0), one, size)
     store.check()
-    assert store.stats()["blocks"] == 1 and os.listdir(tmp_path)
+    assert store.stats()["blocks"] == 1
+    assert os.listdir(tmp_path)

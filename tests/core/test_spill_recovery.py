@@ -227,7 +227,8 @@ def test_a_smaller_capacity_holds_at_once(flash: Flash) -> None:
     flash.open(2 * MIB, segment_bytes=MIB)
     assert sum(file.stat().st_size for file in flash.directory.glob("segment-*")) == 2 * MIB
     assert flash.store.recovered["blocks"] == 2 * per_segment
-    assert flash.holds(0, BLOCK) and not flash.holds(3 * per_segment - 1, BLOCK)
+    assert flash.holds(0, BLOCK)
+    assert not flash.holds(3 * per_segment - 1, BLOCK)
     flash.close()
     flash.open(MIB // 2, segment_bytes=MIB // 2)
     assert flash.store.recovered["blocks"] == 0
