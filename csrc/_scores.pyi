@@ -91,7 +91,7 @@ class ReturnIndex(Order):
         identities: Identities,
         capacity_bytes: int,
         classes: str = "shadow",
-        memory_requests: float = 50000,
+        memory_requests: float = 500000,
     ) -> None:
         """capacity_bytes: of the cache that is ordered, in units of the identities' sizes (blocks,
         where these are 1). classes: age, gap, count-new, or shadow, which chooses among them.

@@ -53,7 +53,7 @@ class ReturnIndex:
     chains: ClassVar[bool] = True
 
     classes: str = "shadow"
-    memory_requests: float = 50_000.0
+    memory_requests: float = 500_000.0
 
     def __post_init__(self) -> None:
         check_name("classes", self.classes, CLASSES)

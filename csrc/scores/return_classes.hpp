@@ -29,6 +29,7 @@ struct Bins {
 // Earlier accesses of a block: 0, 1, 2, 3, 4-5, 6-8, 9-16, 17 and more.
 constexpr size_t kLevels = 8;
 constexpr std::array<uint32_t, kLevels> kLevelFrom = {0, 1, 2, 3, 4, 6, 9, 17};
+constexpr std::array<double, kLevels> kLevelUses = {0, 1, 2, 3, 4.5, 7, 12, 20};  // typical
 
 inline size_t level_of(uint32_t earlier) {
   size_t level = kLevels - 1;

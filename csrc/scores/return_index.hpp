@@ -19,7 +19,7 @@ struct ReturnRules {
   uint64_t capacity_bytes;  // of the cache that is ordered; the shadows have the same
   bool choosing = true;     // by shadows; else the set of classes is the one below
   ClassSet set = ClassSet::kAge;
-  double memory_requests = 50000;  // what was counted so many requests ago weighs half
+  double memory_requests = 500000;  // what was counted so many requests ago weighs half
 };
 
 // Ages are of Request.now_s, in seconds; sizes are Identities.bytes. A block that nobody asked for

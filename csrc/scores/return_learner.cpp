@@ -6,8 +6,7 @@
 namespace evoke {
 namespace {
 
-// Tables follow every 16th request, later less often; never so rarely that a change of load waits.
-constexpr uint64_t kRefreshRequests = 16;
+// Never so rarely that a change of load waits.
 constexpr uint64_t kRefreshRequestsMost = 1024;
 
 }  // namespace
@@ -103,7 +102,7 @@ double ReturnLearner::worth(ClassSet set, uint32_t id) const {
 
 void ReturnLearner::refresh_when_due() {
   if (requests_ < refresh_at_) return;
-  const uint64_t wait = std::clamp(requests_ / 64, kRefreshRequests, kRefreshRequestsMost);
+  const uint64_t wait = std::clamp(requests_ / 64, kRefreshRequestsLeast, kRefreshRequestsMost);
   refresh_at_ = requests_ + wait;
   tables_.refresh(blocks_counted_ / requests_counted_);
   const double factor = std::exp2(-static_cast<double>(wait) / memory_requests_);

@@ -12,6 +12,9 @@
 
 namespace evoke {
 
+// Tables follow every 16th request, later less often.
+constexpr uint64_t kRefreshRequestsLeast = 16;
+
 class ReturnLearner {
  public:
   // memory_requests: after so many requests what was counted weighs half.
@@ -63,7 +66,7 @@ class ReturnLearner {
   uint64_t requests_ = 0;
   uint64_t filings_ = 0;
   uint64_t newest_ = 0;  // filing of the newest request
-  uint64_t refresh_at_ = 1;
+  uint64_t refresh_at_ = kRefreshRequestsLeast;
   double requests_counted_ = 0;  // both faded like the tables
   double blocks_counted_ = 0;
 };

@@ -127,7 +127,7 @@ void ReturnTables::refresh_counts(size_t tail, const PerBin& chances, double wei
   for (size_t level = 0; level < kLevels; ++level) {
     PerBin prior;
     for (size_t bin = 0; bin < kBins; ++bin) {
-      prior[bin] = 1 - std::pow(1 - chances[bin], 1 + kLevelFrom[level]);
+      prior[bin] = 1 - std::pow(1 - chances[bin], 1 + kLevelUses[level]);
     }
     Outcomes all;
     for (size_t fresh = 0; fresh < kNews; ++fresh) {

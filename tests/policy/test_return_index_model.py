@@ -16,6 +16,7 @@ BINS = 23
 EDGES = [1.5**k for k in range(BINS)]
 WIDTHS = [EDGES[0], *(EDGES[k] - EDGES[k - 1] for k in range(1, BINS))]
 LEVELS = [0, 1, 2, 3, 4, 6, 9, 17]
+USES = [0, 1, 2, 3, 4.5, 7, 12, 20]
 SETS = ("age", "gap", "count-new")
 Kind = tuple[object, ...]  # a class, the name of its set first
 Outcomes = dict[tuple[Kind, int], float]
@@ -80,7 +81,7 @@ class Learner:
         self.made: dict[Kind, list[float]] = {}
         self.indexes: dict[tuple[Kind, int], float] = {}
         self.requests = 0
-        self.refresh_at = 1
+        self.refresh_at = 16
         self.weights = [0.0, 0.0]
 
     def request(self, ids: list[int], now_s: float) -> None:
@@ -133,7 +134,7 @@ class Learner:
         self.table = (dict(self.returned), dict(self.survived), mean)
         self.made, self.indexes = {}, {}
         self.refresh_at += 16
-        factor = 2 ** (-16 / 50000)
+        factor = 2 ** (-16 / 500000)
         for outcomes in (self.returned, self.survived):
             for key in outcomes:
                 outcomes[key] *= factor
@@ -155,7 +156,7 @@ class Learner:
             prior = self.chances(("age", kind[1]))
         elif kind[0] == "level":
             assert isinstance(kind[2], int)
-            times = 1 + LEVELS[kind[2]]
+            times = 1 + USES[kind[2]]
             prior = [1 - (1 - q) ** times for q in self.chances(("age", kind[1]))]
         else:
             prior = self.chances(("level", kind[1], kind[2]))
