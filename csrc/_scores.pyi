@@ -69,6 +69,19 @@ class Order:
 class Lru(Order):
     def __init__(self, identities: Identities) -> None: ...
 
+class Fifo(Order):
+    def __init__(self, identities: Identities) -> None: ...
+
+class Product(Order):
+    """(1 - score) * (1 - e^(-beta idle)), the highest first; keys must include ln alpha."""
+
+    def __init__(
+        self, identities: Identities, alpha: float, beta: float, rescaled: bool = False
+    ) -> None:
+        """rescaled: alpha / (score + alpha) in place of 1 - score. ValueError: alpha or beta."""
+
+    def priority(self, key: float, at_clock: float, clock: float) -> float: ...
+
 class Lfu(Order):
     def __init__(self, identities: Identities) -> None: ...
 

@@ -8,6 +8,7 @@
 
 #include "clairvoyant.hpp"
 #include "orders.hpp"
+#include "product.hpp"
 #include "relevance.hpp"
 #include "simulate.hpp"
 
@@ -99,7 +100,12 @@ PYBIND11_MODULE(_scores, m) {
   py::class_<Order> order(m, "Order");
   bind_order_steps(order);
   bind_order<Lru>(m, "Lru");
+  bind_order<Fifo>(m, "Fifo");
   bind_order<Lfu>(m, "Lfu");
+  py::class_<Product, Order>(m, "Product")
+      .def(py::init<Identities*, double, double, bool>(), py::arg("identities"), py::arg("alpha"),
+           py::arg("beta"), py::arg("rescaled") = false, py::keep_alive<1, 2>())
+      .def("priority", &Product::priority, py::arg("key"), py::arg("at_clock"), py::arg("clock"));
   bind_order<Lrfu>(m, "Lrfu");
   bind_order<Clairvoyant>(m, "Clairvoyant");
   bind_relevance(m);

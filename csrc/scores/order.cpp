@@ -52,6 +52,7 @@ void Order::leave(uint32_t id) {
   assert(resident(id));
   --residents_;
   set_flags(id, 0);
+  on_leave(id);
   add_children(parents_[id], -1);
   parents_[id] = kNoId;
 }

@@ -73,6 +73,8 @@ class Order {
   virtual void exit(uint32_t id) = 0;
   // An access of id, candidate or not.
   virtual void on_touch(uint32_t) {}
+  // id has left; not while victims() only tries it.
+  virtual void on_leave(uint32_t) {}
 
   bool is_candidate(uint32_t id) const { return flags_[id] == kResident && children_[id] == 0; }
   uint32_t parent(uint32_t id) const { return parents_[id]; }

@@ -39,6 +39,34 @@ struct ByRecency {
 };
 using Lru = HeapOrder<ByRecency>;
 
+// First in, first out: an access changes nothing.
+class Fifo : public Order {
+ public:
+  using Order::Order;
+  void grow(size_t count) override {
+    Order::grow(count);
+    heap_.grow(count);
+    admitted_.resize(count, 0);
+  }
+  uint32_t worst(double) override {
+    return heap_.top([this](uint32_t id) { return admitted_[id]; });
+  }
+
+ protected:
+  void enter(uint32_t id) override {
+    // A parent that its last child uncovers keeps the place that it came in at.
+    if (admitted_[id] == 0) admitted_[id] = ++admissions_;
+    heap_.push(id, admitted_[id]);
+  }
+  void exit(uint32_t id) override { heap_.remove(id); }
+  void on_leave(uint32_t id) override { admitted_[id] = 0; }
+
+ private:
+  LazyHeap<uint64_t> heap_;
+  std::vector<uint64_t> admitted_;
+  uint64_t admissions_ = 0;
+};
+
 // Least often used, the least recent of equals.
 struct ByCount {
   std::tuple<uint16_t, uint32_t> operator()(const Identities& known, uint32_t id) const {

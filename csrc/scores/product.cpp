@@ -1,0 +1,170 @@
+#include "product.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace evoke {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr size_t kWidthMin = 64;
+constexpr size_t kDepthMax = 64;
+// A bound is computed like a priority, but the functions in it may be off by a last digit.
+constexpr double kDoubt = 1 + 1e-12;
+
+}  // namespace
+
+const Product::Least Product::kNobody{kInfinity, kInfinity, 0xFFFFFFFF};
+
+Product::Product(Identities* identities, double alpha, double beta, bool rescaled)
+    : Order(identities), beta_(beta), rescaled_(rescaled) {
+  if (!(beta > 0 && std::isfinite(beta))) {
+    throw std::invalid_argument("beta: " + std::to_string(beta) + " is not above 0");
+  }
+  set_alpha(alpha);
+}
+
+void Product::set_alpha(double alpha) {
+  if (!(alpha > 0 && alpha < 1)) {
+    throw std::invalid_argument("alpha: " + std::to_string(alpha) + " is not between 0 and 1");
+  }
+  alpha_ = alpha;
+  lambda_ = -std::log1p(-alpha);
+}
+
+void Product::grow(size_t count) {
+  Order::grow(count);
+  if (count > slots_.size()) slots_.resize(count, kNoSlot);
+}
+
+double Product::priority(double key, double at_clock, double clock) const {
+  const double log_score = key - clock * lambda_;
+  const double idle = std::expm1(-beta_ * (clock - at_clock));
+  if (!rescaled_) return std::expm1(log_score) * idle;
+  return -idle * alpha_ / (std::exp(log_score) + alpha_);
+}
+
+Product::Least Product::lesser(const Least& a, const Least& b) {
+  return {std::min(a.key, b.key), std::min(a.at_clock, b.at_clock), std::min(a.seq, b.seq)};
+}
+
+Product::Least Product::of(uint32_t id) const {
+  return {known().key[id], known().at_clock[id], known().seq[id]};
+}
+
+void Product::put(size_t slot, const Least& least) {
+  size_t node = width_ + slot;
+  tree_[node] = least;
+  while (node > 1) {
+    node /= 2;
+    const Least both = lesser(tree_[2 * node], tree_[2 * node + 1]);
+    const Least& had = tree_[node];
+    if (had.key == both.key && had.at_clock == both.at_clock && had.seq == both.seq) return;
+    tree_[node] = both;
+  }
+}
+
+void Product::add(uint32_t id) {
+  if (next_slot_ == width_) compact();
+  slots_[id] = static_cast<uint32_t>(next_slot_);
+  ids_[next_slot_] = id;
+  put(next_slot_, of(id));
+  ++next_slot_;
+}
+
+// Slots anew, by last access, with room for as many again.
+void Product::compact() {
+  std::vector<uint32_t> live;
+  for (size_t slot = 0; slot < next_slot_; ++slot) {
+    if (ids_[slot] != kNoId) live.push_back(ids_[slot]);
+  }
+  std::sort(live.begin(), live.end(),
+            [this](uint32_t a, uint32_t b) { return known().seq[a] < known().seq[b]; });
+  width_ = kWidthMin;
+  while (width_ < 2 * live.size() + 1) width_ *= 2;
+  tree_.assign(2 * width_, kNobody);
+  ids_.assign(width_, kNoId);
+  next_slot_ = live.size();
+  for (size_t slot = 0; slot < live.size(); ++slot) {
+    const uint32_t id = live[slot];
+    slots_[id] = static_cast<uint32_t>(slot);
+    ids_[slot] = id;
+    tree_[width_ + slot] = of(id);
+  }
+  for (size_t node = width_ - 1; node > 0; --node) {
+    tree_[node] = lesser(tree_[2 * node], tree_[2 * node + 1]);
+  }
+}
+
+void Product::rebuild() {
+  if (width_ > 0) compact();
+}
+
+void Product::enter(uint32_t id) { add(id); }
+
+void Product::exit(uint32_t id) {
+  const uint32_t slot = slots_[id];
+  assert(slot != kNoSlot && ids_[slot] == id);
+  ids_[slot] = kNoId;
+  slots_[id] = kNoSlot;
+  put(slot, kNobody);
+}
+
+bool Product::is_stale(uint32_t id) const {
+  return tree_[width_ + slots_[id]].seq != known().seq[id];
+}
+
+void Product::consider(size_t slot, double clock, Best* best) const {
+  const uint32_t id = ids_[slot];
+  if (id == kNoId) return;
+  const Least& leaf = tree_[width_ + slot];
+  const double found = priority(leaf.key, leaf.at_clock, clock);
+  const bool wins = best->id == kNoId || found > best->priority ||
+                    (found == best->priority && leaf.seq < tree_[width_ + slots_[best->id]].seq);
+  if (wins) *best = {id, found};
+}
+
+Product::Best Product::search(double clock) const {
+  Best best;
+  std::array<size_t, 2 * kDepthMax> waiting;
+  size_t count = 0;
+  waiting[count++] = 1;
+  while (count > 0) {
+    const size_t node = waiting[--count];
+    const Least& least = tree_[node];
+    if (least.key == kInfinity) continue;  // nobody is below
+    if (best.id != kNoId) {
+      // Beaten on both counts, the common case, costs no function.
+      const Least& leader = tree_[width_ + slots_[best.id]];
+      if (least.key >= leader.key && least.at_clock >= leader.at_clock && least.seq > leader.seq) {
+        continue;
+      }
+      if (priority(least.key, least.at_clock, clock) * kDoubt < best.priority) continue;
+    }
+    if (node >= width_) {
+      consider(node - width_, clock, &best);
+    } else {
+      waiting[count++] = 2 * node + 1;
+      waiting[count++] = 2 * node;  // first: the older half
+    }
+  }
+  return best;
+}
+
+uint32_t Product::worst(double clock) {
+  if (candidates() == 0) return kNoId;
+  while (true) {
+    const Best best = search(clock);
+    assert(best.id != kNoId);
+    if (!is_stale(best.id)) return best.id;
+    exit(best.id);
+    add(best.id);
+  }
+}
+
+}  // namespace evoke
