@@ -1,5 +1,6 @@
-"""The classics: least recently used, least frequently used.
+"""The classics: first in first out, least recently used, least frequently used.
 
+    fifo  the block that came first leaves, whatever was accessed
     lru   the block whose last access is the longest ago leaves
     lfu   the block with the fewest accesses leaves; of equals the least recently used one
 
@@ -15,9 +16,25 @@ from typing import ClassVar
 from evoke.core import scores
 from evoke.policy.formula import STATES, check_name
 
-__all__ = ["Lfu", "Lru"]
+__all__ = ["Fifo", "Lfu", "Lru"]
 
 _UNUSED_ALPHA = 0.5
+
+
+@dataclass(frozen=True)
+class Fifo:
+    name: ClassVar[str] = "fifo"
+    scored: ClassVar[bool] = False
+    clock: ClassVar[str] = "request"
+    state: ClassVar[str] = "reset"
+
+    chains: bool = False
+
+    def order(self, known: scores.Identities, capacity: int, /) -> scores.Order:
+        return scores.Fifo(known)
+
+    def scores(self, known: scores.Identities, /) -> scores.Scores:
+        return scores.Scores(known, _UNUSED_ALPHA)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from evoke.policy.clairvoyant import Clairvoyant
-from evoke.policy.classics import Lfu, Lru
+from evoke.policy.classics import Fifo, Lfu, Lru
 from evoke.policy.formula import Formula
 from evoke.policy.lrfu import Lrfu
+from evoke.policy.product import Product
 from evoke.policy.relevance import Relevance
 from evoke.policy.return_index import ReturnIndex
 
@@ -21,7 +22,8 @@ __all__ = ["FORMULAS", "make_formula", "parse_spec"]
 
 # name -> dataclass
 FORMULAS: Final[dict[str, type[Formula]]] = {
-    kind.name: kind for kind in (Lru, Lfu, Lrfu, Relevance, ReturnIndex, Clairvoyant)
+    kind.name: kind
+    for kind in (Lru, Fifo, Lfu, Lrfu, Product, Relevance, ReturnIndex, Clairvoyant)
 }
 _TRUTHS: Final = {"true": True, "false": False}
 
