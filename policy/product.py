@@ -4,8 +4,8 @@
 
 of equals the least recently used. The score is LRFU's (evoke.policy.lrfu). With raw scores and a
 small beta it orders almost like LRU, as one access lifts a score only to alpha and 1 - score hardly
-differs between blocks; `rescaled` puts alpha / (score + alpha) in its place, a half for a block just
-used for the first time. Exact: a search bounded by the least key and the least last access.
+differs between blocks; `rescaled` puts alpha / (score + alpha) in its place, a half for a block
+just used for the first time. Exact: a search bounded by the least key and the least last access.
 
 Sources: the source documents of this project (alpha 0.05, beta 0.001); the rescaled form is ours.
 """
@@ -25,7 +25,7 @@ DEFAULT_ALPHA: Final = 0.05
 
 @dataclass(frozen=True)
 class Product:
-    """alpha or half_life (in clock units; neither is alpha 0.05); beta per clock unit of idleness."""
+    """alpha or half_life in clock units (neither is alpha 0.05); beta per unit of idleness."""
 
     name: ClassVar[str] = "product"
     scored: ClassVar[bool] = True

@@ -22,8 +22,7 @@ __all__ = ["FORMULAS", "make_formula", "parse_spec"]
 
 # name -> dataclass
 FORMULAS: Final[dict[str, type[Formula]]] = {
-    kind.name: kind
-    for kind in (Lru, Fifo, Lfu, Lrfu, Product, Relevance, ReturnIndex, Clairvoyant)
+    kind.name: kind for kind in (Lru, Fifo, Lfu, Lrfu, Product, Relevance, ReturnIndex, Clairvoyant)
 }
 _TRUTHS: Final = {"true": True, "false": False}
 
