@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: demo test test-numa lint bench sanitize sanitize-address sanitize-thread build clean FORCE
+.PHONY: demo test test-numa test-systemd fuzz lint bench sanitize sanitize-address sanitize-thread build clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo build
@@ -36,6 +36,16 @@ lint: .venv/.test build
 # Needs QEMU; no part of `make test`.
 test-numa:
 	tests/numa/run
+
+# Boots the unit under systemd-nspawn, as root; says so and succeeds where that cannot be.
+test-systemd: .venv/.test build
+	PYTHON=$(PY) tests/systemd/run || [ $$? = 3 ]
+
+# Of what decodes strangers' bytes: guided by coverage where atheris can be installed.
+FUZZ_S ?= 60
+fuzz: .venv/.test build
+	$(PIP) 'evoked[fuzz]' || echo 'fuzz: atheris could not be installed; mutations are random'
+	$(PY) -m tests.hostile.fuzz_wire $(FUZZ_S)
 
 bench: .venv/.test build
 	$(PY) -m pytest -o python_files='bench_*.py' benchmarks --benchmark-only

@@ -4,6 +4,7 @@
 
 With atheris (the extra `fuzz`) the mutations follow the coverage, else they are random. The corpus
 lies beside this file; an input that fails is written there, so that it is tried ever after.
+`make fuzz` installs atheris where it can be had, and runs this for 60 s.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from evoke.client import messages, wire
 from evoke.client import namespace as namespaces
-from evoke.client import wire
 from evoke.client.errors import BadArgument
 from evoke.client.namespace import Namespace
 
@@ -102,6 +104,19 @@ def run(seconds: float, seed: int) -> int:
     return count
 
 
+def functions(module: ModuleType) -> Iterator[FunctionType]:
+    """The module's own functions and its classes' methods."""
+    for item in vars(module).values():
+        if getattr(item, "__module__", "") != module.__name__:
+            continue
+        for part in vars(item).values() if isinstance(item, type) else (item,):
+            function = getattr(part, "__func__", part)  # of a classmethod
+            if not isinstance(function, FunctionType):
+                continue
+            if function.__code__.co_filename == module.__file__:  # not a generated method
+                yield function
+
+
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
     try:
@@ -109,10 +124,9 @@ def main() -> None:
     except ImportError:
         print(f"{run(seconds, seed=time.time_ns())} inputs, random (no atheris)")
         return
-    for module in (wire, namespaces):
-        for item in vars(module).values():
-            if isinstance(item, FunctionType) and item.__module__ == module.__name__:
-                engine.instrument_func(item)
+    for module in (wire, messages, namespaces):
+        for function in functions(module):
+            engine.instrument_func(function)
     with tempfile.TemporaryDirectory() as found:  # what is new and does not fail is not kept
         options = [f"-max_total_time={int(seconds)}", f"-artifact_prefix={CORPUS}/"]
         engine.Setup([sys.argv[0], *options, found, str(CORPUS)], target)

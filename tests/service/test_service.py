@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -20,7 +21,7 @@ UNIT = Path(__file__).parents[2] / "systemd" / "evoked.service"
 class Manager:
     """Plays the service manager for one daemon: a datagram socket that names the sender."""
 
-    def __init__(self, directory: Path, watchdog_s: float = 0.0) -> None:
+    def __init__(self, directory: Path, watchdog_s: float = 0.0, *more: str) -> None:
         self.address = str(directory / "notify")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(self.address)
@@ -31,7 +32,7 @@ class Manager:
         command = [sys.executable, "-m", "evoked", "--socket", str(directory / "s")]
         settings = ["--set=host.capacity=16MiB", "--set=host.backing=4k"]
         self.process = subprocess.Popen(
-            [*command, *settings], env=environ, stderr=subprocess.DEVNULL
+            [*command, *settings, *more], env=environ, stderr=subprocess.DEVNULL
         )
 
     def until(self, field: str) -> list[dict[str, str]]:
@@ -124,6 +125,44 @@ def test_check_config_exits_2_with_the_line(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "evoked.toml:3" in result.stderr
     assert "capacty" in result.stderr
+
+
+def exec_reload(manager: Manager) -> subprocess.CompletedProcess[str]:
+    """What the unit's ExecReload does with the manager's daemon."""
+    line = UNIT.read_text().partition("\nExecReload=")[2].partition("\n")[0]
+    program, *arguments = shlex.split(line)
+    assert program == "/usr/bin/evokectl"
+    code = "import sys; from evoked.cli import main; sys.exit(main())"
+    environ = {**os.environ, "EVOKE_SOCKET": str(Path(manager.address).parent / "s")}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_reload_waits_for_the_verdict(tmp_path: Path) -> None:
+    """ExecReload succeeds when the policy's file was put into force, fails and names line and key
+    when it was not, and the daemon lives on either way."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[priority]\nformula = "lru"\n')
+    manager = Manager(tmp_path, 0.4, f"--set=daemon.policy={policy}")
+    try:
+        manager.until("READY")
+        good = exec_reload(manager)
+        assert (good.returncode, good.stderr) == (0, "")
+        policy.write_text('[priority]\nformula = "nonsense"\n')
+        bad = exec_reload(manager)
+        assert bad.returncode == 1
+        assert "policy.toml:2" in bad.stderr
+        assert "formula" in bad.stderr
+        policy.write_text('# corrected\n[priority]\nformula = "lru"\n')
+        assert exec_reload(manager).returncode == 0
+        manager.until("WATCHDOG")
+    finally:
+        manager.close()
 
 
 def _analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
