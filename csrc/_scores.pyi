@@ -4,7 +4,8 @@ Identities are u32 numbers, dense from 0. Arrays are C-contiguous numpy arrays o
 that is said; another is a TypeError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,6 +152,26 @@ class Relevance(Order):
     def set_coherence(self, ids: NDArray[np.uint32], values: NDArray[np.float32]) -> None:
         """Of identities that the order has grown to; 0 to 1, 0.5 before. ValueError: another
         value or id; nothing has changed then."""
+
+class Ranked(Order):
+    """Ranks come from outside: the lowest goes first, the least recent of equals; who came or was
+    used after the last ranking goes after all others."""
+
+    def __init__(
+        self,
+        identities: Identities,
+        every: int = 1,
+        on_tick: Callable[[float, float], None] | None = None,
+    ) -> None:
+        """on_tick(clock, seconds) is called before every `every`th request. ValueError: every 0."""
+
+    def columns(self, known: Identities, scores: Scores, clock: float) -> dict[str, NDArray[Any]]:
+        """One row a resident: ids u32, log_score f64, idle f64 (clock units since the last access),
+        count u16, role u8, priority u8, tail bool (no resident child, not held)."""
+
+    def set_ranks(self, ids: NDArray[np.uint32], ranks: NDArray[np.float64]) -> None:
+        """ValueError, and nothing changes: unequal lengths, an unknown id, a rank that is not
+        finite."""
 
 class Victims:
     """Who left in a run, in order; those of request i are ids[starts[i]:starts[i + 1]]."""

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"evoked: {error}", file=sys.stderr)
         return 2
     try:
-        from evoked.policies import load_configured  # brings numpy along
+        from evoked.policy_texts import load_configured  # brings numpy along
 
         policy = load_configured(config.daemon.policy)
     except ConfigError as error:

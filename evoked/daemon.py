@@ -26,6 +26,7 @@ from evoked.memory_watch import MemoryWatch, memory_besides_bytes
 from evoked.notify import Notifier
 from evoked.server import Refusal, Server, SocketAccess, lock_directory
 from evoked.sessions import Session
+from evoked.watcher import Watcher
 from evoked.works import Works
 
 __all__ = ["Daemon", "StartError"]
@@ -55,6 +56,7 @@ class Daemon:
         self._reload_wanted = False
         self.liveness: Liveness
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+        self._watcher = Watcher(self._epoll)
 
     # ------------------------------------------------------------------ start
     def start(self) -> None:
@@ -129,6 +131,7 @@ class Daemon:
             boot=self.boot,
             sessions=lambda: list(self.liveness.sessions.values()),
             copy=copy,
+            watcher=self._watcher,
         )
         self.liveness = Liveness(
             os.path.join(self.directory, "session.sock"),
@@ -218,7 +221,7 @@ class Daemon:
                 self.stop("parent ended")
             elif fd == self._wake_read.fileno():
                 self._wake_read.recv(64)
-            else:
+            elif not self._watcher.handle(fd):
                 self.liveness.handle(fd)
 
     def _watch_memory(self) -> None:
@@ -281,6 +284,7 @@ class Daemon:
             self.works.transfers.complete()
         for session in list(self.liveness.sessions.values()):
             self.end_session(session, "daemon stops")
+        self.works.policies.close()
         self.liveness.close()
         self.events.close()
         self.server.close()

@@ -7,7 +7,6 @@ was learned; or it changes nothing and says which line and key are wrong.
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,30 +17,40 @@ import structlog
 
 from evoke.client import wire
 from evoke.client.wire import Code
-from evoke.config import ConfigError, PolicyConfig, load_policy
-from evoke.config.tables import FILE_BYTES_MAX
-from evoke.policy.classics import Lru
-from evoke.policy.spec import parse_spec
+from evoke.config import ConfigError, PolicyConfig
 from evoked.counters import Counters
 from evoked.events import EventSink
-from evoked.server import Refusal
+from evoked.policy_texts import (
+    BUILT_IN,
+    checked_text,
+    error_row,
+    load,
+    load_configured,
+    read_policy,
+)
+from evoked.server import DEFERRED, Refusal, Replier
 from evoked.sessions import Session
+from evoked.user_policies import UserPolicies, UserRanks
 
-__all__ = ["BUILT_IN", "FORMULAS", "Policies", "PolicyHolder", "load_configured"]
+__all__ = ["Policies", "PolicyHolder"]
 
-# What the index can rank by.
-FORMULAS: Final[dict[str, type[Any]]] = {Lru.name: Lru}
-BUILT_IN: Final = "built in"
 HISTORY_MAX: Final = 100
 INLINE: Final = "(content)"
+FORMULA: Final = "priority.formula"
+Tell = Callable[[dict[str, Any]], None]
 
 
 class PolicyHolder(Protocol):
     """What a policy is put into force in."""
 
-    def swap(self, config: PolicyConfig) -> None:
+    @property
+    def takes_users(self) -> bool:
+        """Whether a policy of a user can rank here."""
+
+    def swap(self, config: PolicyConfig) -> UserRanks | None:
         """Rank by this policy from now on; what was learned is kept, and scaled where the
-        half-life changed. Called between two requests; does not fail."""
+        half-life changed. Called between two requests; does not fail. Of a user's policy: where
+        its ranks go, which come in a tick's time."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +76,36 @@ class Version:
 
 
 class Policies:
-    """Built before the sockets serve. ConfigError: the configured file cannot be used."""
+    """Built before the sockets serve. ConfigError: the configured file cannot be used.
 
-    def __init__(self, file: str, holder: PolicyHolder, counters: Counters) -> None:
+    A user's policy of that file is tried when the loop runs; until then the default one holds.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        holder: PolicyHolder,
+        counters: Counters,
+        replier: Replier,
+        make_users: Callable[[Callable[[str], None]], UserPolicies] | None = None,
+    ) -> None:
+        """make_users(on_failed); None: users' policies are refused."""
         self._file = os.path.abspath(file) if file else ""
-        self._holder, self._counters = holder, counters
+        self._holder, self._counters, self._replier = holder, counters, replier
         self._log = structlog.get_logger()
         self.sink: EventSink | None = None
+        self.users = make_users(self._revert) if make_users is not None else None
         self.history: deque[Version] = deque(maxlen=HISTORY_MAX)
         self.trouble = ""  # why health is yellow: a policy that failed
         self.version = 1
         self.source = self._file or BUILT_IN
-        self.config = load_configured(self._file)
+        configured = load_configured(self._file)
+        self.config = load("", BUILT_IN) if _is_users(configured) else configured
+        self._last_good = (self.config, self.source)
         holder.swap(self.config)
         self._note("start", self.source, self.config)
+        if _is_users(configured):
+            self._begin(configured, self.source, lambda outcome: None)
 
     # ------------------------------------------------------------------ verbs
     def policy_show(self, session: Session, number: int, args: wire.Empty) -> Any:
@@ -94,59 +119,128 @@ class Policies:
     def policy_check(self, session: Session, number: int, args: wire.PolicyText) -> Any:
         """Whether a text could be put into force; nothing changes."""
         _need_admin(session)
+        source = args.file or INLINE
+
+        def answer(error: ConfigError | None, warnings: tuple[str, ...] = ()) -> dict[str, Any]:
+            row = None if error is None else error_row(error)
+            return {"good": error is None, "error": row, "warnings": list(warnings)}
+
+        def tried(reason: str) -> None:
+            if self.users is not None:
+                self.users.discard()
+            error = _users_error(reason, source) if reason else None
+            self._replier.reply(session, number, Code.OK, answer(error, config.warnings))
+
         try:
-            config = load(_text(args.content, args.file), args.file or INLINE)
+            config = load(checked_text(args.content, source), source)
+            if not _is_users(config):
+                return answer(None, config.warnings)
+            self._users(source).prepare(config, tried)
         except ConfigError as error:
-            return {"good": False, "error": error_row(error), "warnings": []}
-        return {"good": True, "error": None, "warnings": list(config.warnings)}
+            return answer(error)
+        return DEFERRED
 
     def policy_reload(self, session: Session, number: int, args: wire.PolicyReload) -> Any:
+        """The reply comes when the policy is in force, or refused."""
         _need_admin(session)
-        if args.content is None:
-            return self.reload_configured()
         content = args.content
-        return self.reload(lambda: content, args.file or INLINE)
+        answered: list[dict[str, Any]] = []
+        now = True
+
+        def tell(outcome: dict[str, Any]) -> None:
+            if now:
+                answered.append(outcome)
+            else:
+                self._replier.reply(session, number, Code.OK, outcome)
+
+        if content is None:
+            self.reload_configured(tell)
+        else:
+            self.reload(lambda: content, args.file or INLINE, tell)
+        now = False
+        return answered[0] if answered else DEFERRED
 
     def policy_history(self, session: Session, number: int, args: wire.Empty) -> Any:
         _need_admin(session)
         return [version.row() for version in self.history]
 
     # ------------------------------------------------------------------ reload
-    def reload_configured(self) -> dict[str, Any]:
+    def reload_configured(self, tell: Tell = lambda outcome: None) -> None:
         """Of the file in the daemon's configuration, or back to the default policy without one."""
-        if not self._file:
-            return self._reload("", BUILT_IN)
-        return self.reload(lambda: read_policy(self._file), self._file)
+        if self._file:
+            self.reload(lambda: read_policy(self._file), self._file, tell)
+        else:
+            self._begin(load("", BUILT_IN), BUILT_IN, tell)
 
-    def reload(self, read: Callable[[], str], source: str) -> dict[str, Any]:
-        """What became of it: {applied, changed, version, source, error, warnings}."""
+    def reload(self, read: Callable[[], str], source: str, tell: Tell) -> None:
+        """tell(what became of it), now or when a user's policy has been tried: {applied, changed,
+        version, source, error, warnings}."""
         try:
-            text = _text(read(), source)
+            config = load(checked_text(read(), source), source)
         except ConfigError as error:
-            return self._refused(error, source)
-        return self._reload(text, source)
+            tell(self._refused(error, source))
+            return
+        self._begin(config, source, tell)
 
-    def _reload(self, text: str, source: str) -> dict[str, Any]:
+    def _begin(self, config: PolicyConfig, source: str, tell: Tell) -> None:
+        if not _is_users(config):
+            tell(self._settle(config, source))
+            return
+
+        def tried(reason: str) -> None:
+            if reason:
+                tell(self._refused(_users_error(reason, source), source))
+            else:
+                tell(self._settle(config, source))
+
         try:
-            config = load(text, source)
+            self._users(source).prepare(config, tried)
         except ConfigError as error:
-            return self._refused(error, source)
-        changed = config != self.config
+            tell(self._refused(error, source))
+
+    def _users(self, source: str) -> UserPolicies:
+        """ConfigError: no policy of a user can be tried now."""
+        if self.users is None or not self._holder.takes_users:
+            raise ConfigError("no policy of a user can rank here", file=source, key=FORMULA)
+        if self.users.busy:
+            raise ConfigError("another one is being tried", file=source, key=FORMULA)
+        return self.users
+
+    def _settle(self, config: PolicyConfig, source: str) -> dict[str, Any]:
+        # The author's file may have changed while the policy that names it did not.
+        changed = config != self.config or _is_users(config)
         self.source = source
         if changed:
             self._apply(config)
+            self._counters.add("policy_reloads")
+        if not _is_users(config):
+            self._last_good = (config, source)
+        self.trouble = ""
         self._note("applied" if changed else "unchanged", source, config)
         return self._outcome(None, changed)
 
     def _apply(self, config: PolicyConfig) -> None:
-        self._holder.swap(config)
+        ranks = self._holder.swap(config)
+        if self.users is not None:
+            if ranks is None:
+                self.users.stop()
+            else:
+                self.users.adopt(ranks)
         self.config = config
         self.version += 1
-        self._counters.add("policy_reloads")
         if self.sink is not None:
             self.sink.policy(f"version {self.version}: {config.priority.formula}")
         for sentence in config.warnings:
             self._log.warning("policy", source=self.source, why=sentence)
+
+    def _revert(self, reason: str) -> None:
+        """A user's policy has failed: the last one of the built-in ones again."""
+        sentence = f"policy {self.config.priority.formula}: {reason}"
+        config, self.source = self._last_good
+        self._apply(config)
+        self.trouble = f"{sentence}; the last good policy is in force"
+        self._counters.add("policy_reverts")
+        self._note("reverted", self.source, config, sentence)
 
     def _refused(self, error: ConfigError, source: str) -> dict[str, Any]:
         self._counters.add("policy_refused")
@@ -167,58 +261,21 @@ class Policies:
         unix_ms = time.time_ns() // 1_000_000
         formula = config.priority.formula
         self.history.append(Version(self.version, unix_ms, outcome, source, formula, reason))
-        log = self._log.warning if outcome == "refused" else self._log.info
+        log = self._log.warning if outcome in ("refused", "reverted") else self._log.info
         log(f"policy {outcome}", version=self.version, source=source, formula=formula, why=reason)
 
-
-def load(text: str, source: str) -> PolicyConfig:
-    """The policy that the text means to this daemon. ConfigError."""
-    return load_policy(text, source, formulas=FORMULAS, check_spec=parse_spec)
-
-
-def load_configured(file: str) -> PolicyConfig:
-    """Of the setting daemon.policy; "" is the default policy. ConfigError."""
-    return load(_text(read_policy(file), file), file) if file else load("", BUILT_IN)
+    def close(self) -> None:
+        """Ends the processes of users' policies."""
+        if self.users is not None:
+            self.users.close()
 
 
-def read_policy(path: str) -> str:
-    """The text of a policy file, without waiting. ConfigError: it is no regular file, is too long,
-    cannot be read, or is not UTF-8."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ConfigError("is no regular file", file=path)
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", file=path) from error
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError("is too long", file=path, allowed=f"{FILE_BYTES_MAX} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError("is not UTF-8 text", file=path, line=line) from error
+def _is_users(config: PolicyConfig) -> bool:
+    return config.priority.built is None
 
 
-def _text(content: str, source: str) -> str:
-    """An empty text is hardly meant: an editor or a full disk leaves it behind."""
-    if not content.strip():
-        allowed = "at least a comment; the default policy is config/policy.toml"
-        raise ConfigError("is empty", file=source, allowed=allowed)
-    return content
-
-
-def error_row(error: ConfigError) -> dict[str, Any]:
-    """For the wire: `text` is `file:line key: reason`."""
-    return {
-        "file": error.file,
-        "line": error.line,
-        "key": error.key,
-        "reason": error.reason,
-        "allowed": error.allowed,
-        "text": error.brief(),
-    }
+def _users_error(reason: str, source: str) -> ConfigError:
+    return ConfigError(reason, file=source, key=FORMULA)
 
 
 def _need_admin(session: Session) -> None:

@@ -15,6 +15,7 @@ from evoke.core import native
 from evoke.policy import Policy, make
 from evoked.counters import Counters
 from evoked.events import Announcer
+from evoked.user_policies import UserRanks
 
 __all__ = ["HOST", "Balance", "HostTier", "Tier"]
 
@@ -109,9 +110,12 @@ class Balance:
         self.policy = policy
         self.capacity_bytes = tier.capacity_bytes
 
-    def swap(self, config: PolicyConfig) -> None:
+    takes_users = False
+
+    def swap(self, config: PolicyConfig) -> UserRanks | None:
         """See policies.PolicyHolder."""
         self.policy = make(config.priority.formula, self._index)
+        return None
 
     def place(self, block_bytes: int, count: int) -> U64:
         """Places for up to count blocks, evicting for them; fewer when nothing more may leave."""

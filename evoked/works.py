@@ -27,6 +27,8 @@ from evoked.tenants import Tenants
 from evoked.tiers import Balance, HostTier
 from evoked.timers import Timers
 from evoked.transfers import Transfers
+from evoked.user_policies import UserPolicies
+from evoked.watcher import Watcher
 from evoked.writes import Writes
 
 __all__ = ["Works"]
@@ -49,6 +51,7 @@ class Works:
         boot: bytes,
         sessions: Callable[[], list[Session]],
         copy: dict[str, Any],
+        watcher: Watcher | None = None,
     ) -> None:
         limits = config.limits
         self.counters = counters
@@ -62,7 +65,17 @@ class Works:
         self.announcer = Announcer(self.index, self.registry.namespaces)
         policy = make(_POLICY, self.index)
         self.balance = Balance(self.tier, self.index, policy, counters, self.announcer)
-        self.policies = Policies(config.daemon.policy, self.balance, counters)
+        daemon = config.daemon
+
+        def make_users(on_failed: Callable[[str], None]) -> UserPolicies:
+            assert watcher is not None
+            deadline_s = daemon.policy_deadline_ms / 1000
+            directory = daemon.policy_dir
+            return UserPolicies(directory, deadline_s, watcher, self.timers, clock, on_failed)
+
+        self.policies = Policies(
+            daemon.policy, self.balance, counters, replier, make_users if watcher else None
+        )
         self.transfers = Transfers(
             engine,
             replier,

@@ -18,6 +18,7 @@ namespace evoke {
 
 void bind_identity_steps(py::class_<Identities>& identities);
 void bind_order_steps(py::class_<Order>& order);
+void bind_ranked(py::module_& m);
 void bind_return_index(py::module_& m);
 
 namespace {
@@ -109,6 +110,7 @@ PYBIND11_MODULE(_scores, m) {
   bind_order<Lrfu>(m, "Lrfu");
   bind_order<Clairvoyant>(m, "Clairvoyant");
   bind_relevance(m);
+  bind_ranked(m);
   bind_return_index(m);
   py::class_<Victims>(m, "Victims")
       .def(py::init<>())
