@@ -16,7 +16,7 @@ from evoke.core import scores
 
 __all__ = ["CLOCKS", "STATES", "Formula", "check_above", "check_alpha", "check_name"]
 
-CLOCKS: Final = ("request", "access", "second")
+CLOCKS: Final = ("request", "access", "second", "turn", "step")
 STATES: Final = ("keep", "reset")
 
 

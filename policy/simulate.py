@@ -13,6 +13,8 @@ __all__ = ["TOUCHES", "Counts", "simulate"]
 
 # Order in which a request touches its blocks; the daemon's is tail-first.
 TOUCHES: Final = ("list", "tail-first")
+# Of formula.CLOCKS: a trace names neither turns nor decode steps.
+TRACE_CLOCKS: Final = ("request", "access", "second")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ def simulate(trace: Trace, formula: Formula, capacity_blocks: int, touch: str) -
         raise ValueError(f"capacity: {capacity_blocks} is not at least 1 block")
     if touch not in TOUCHES:
         raise ValueError(f"touch: {touch!r} is none of {', '.join(TOUCHES)}")
+    if formula.clock not in TRACE_CLOCKS:
+        known_clocks = ", ".join(TRACE_CLOCKS)
+        raise ValueError(f"clock: {formula.clock!r} is not in a trace, which has {known_clocks}")
     if formula.chains and (sentence := trace.broken_prefix()):
         raise ValueError(f"policy {formula.name} needs ids that stand for prefixes; {sentence}")
     known = scores.Identities()
