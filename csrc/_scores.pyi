@@ -201,3 +201,17 @@ def simulate(
     """accesses, hits, prefix_hits, evictions of a run over requests; request i asked for
     ids[starts[i]:starts[i + 1]], in chain order, at now_s[i] seconds. `known`, `scores` and
     `order` are new ones."""
+
+def simulate_thresholds(
+    ids: NDArray[np.uint32],
+    starts: NDArray[np.uint64],
+    identities: int,
+    alpha: float,
+    keep: float,
+    evict: float,
+    keep_state: bool,
+) -> dict[str, int]:
+    """Tiers by score alone, without a capacity, over the requests of simulate(): hot, cold, miss
+    (where a block was after the request before), prefix_hits, gone, resident_max, resident_sum and
+    resident_hot_sum (over requests). ValueError: alpha, keep or evict not between 0 and 1, evict
+    above keep."""

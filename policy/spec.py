@@ -1,14 +1,15 @@
 """SPEC texts: a formula and its options in one word, `name[:key=value,...]`.
 
-    lru    lfu:state=keep    lrfu:alpha=0.05,clock=request,state=keep
+    default    lru    lfu:state=keep    lrfu:alpha=0.05,clock=request,state=keep
 
 Keys are the fields of the formula's dataclass; what is left out has the dataclass's default.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from evoke.policy.clairvoyant import Clairvoyant
 from evoke.policy.classics import Fifo, Lfu, Lru
@@ -17,19 +18,22 @@ from evoke.policy.lrfu import Lrfu
 from evoke.policy.product import Product
 from evoke.policy.relevance import Relevance
 from evoke.policy.return_index import ReturnIndex
+from evoke.policy.thresholds import Thresholds
 
-__all__ = ["FORMULAS", "make_formula", "parse_spec"]
+__all__ = ["DEFAULT", "FORMULAS", "make_formula", "parse_spec"]
 
-# name -> dataclass
+# name -> dataclass; what a daemon can use
 FORMULAS: Final[dict[str, type[Formula]]] = {
     kind.name: kind for kind in (Lru, Fifo, Lfu, Lrfu, Product, Relevance, ReturnIndex, Clairvoyant)
 }
+DEFAULT: Final = "return_index"  # what `default` means: the best for access signals
+_Kind = TypeVar("_Kind", Formula, Thresholds)
 _TRUTHS: Final = {"true": True, "false": False}
 
 
-def parse_spec(text: str) -> Formula:
-    """The formula that a SPEC means. ValueError names what is wrong."""
-    name, _, rest = text.partition(":")
+def parse_spec(text: str) -> Formula | Thresholds:
+    """What a SPEC means. ValueError names what is wrong."""
+    name, _, rest = (DEFAULT if text == "default" else text).partition(":")
     options: dict[str, Any] = {}
     for pair in filter(None, rest.split(",")):
         key, equals, value = pair.partition("=")
@@ -38,14 +42,21 @@ def parse_spec(text: str) -> Formula:
         if key in options:
             raise ValueError(f"policy {name}: {key} is given twice")
         options[key] = value
+    if name == Thresholds.name:
+        return _make(Thresholds, options)
     return make_formula(name, options)
 
 
-def make_formula(name: str, options: dict[str, Any]) -> Formula:
-    """Of a registered name; values are of the field's type or texts of it. ValueError."""
+def make_formula(name: str, options: Mapping[str, Any]) -> Formula:
+    """Of a name in FORMULAS; values are of the field's type or texts of it. ValueError."""
     kind = FORMULAS.get(name)
     if kind is None:
         raise ValueError(f"policy: {name!r} is none of {', '.join(sorted(FORMULAS))}")
+    return _make(kind, options)
+
+
+def _make(kind: type[_Kind], options: Mapping[str, Any]) -> _Kind:
+    name = kind.name
     assert is_dataclass(kind)
     types = {field.name: str(field.type) for field in fields(kind)}
     for key in options:

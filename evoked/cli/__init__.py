@@ -20,7 +20,10 @@ _COMMANDS = {
     "metrics": "evoked.cli.status",
     "policy": "evoked.cli.policy",
     "sessions": "evoked.cli.status",
+    "simulate": "evoked.cli.simulate",
     "status": "evoked.cli.status",
+    "sweep": "evoked.cli.sweep",
+    "trace": "evoked.cli.trace",
 }
 
 
