@@ -198,7 +198,10 @@ def print_rows(rows: list[Row], trace: Trace) -> None:
     title = f"{escape(rows[0].trace)}: {trace.accesses:,} accesses of {trace.identities:,} blocks"
     table = Table(title=title, caption=f"at most {best:.2f} % can be hits")
     for column in ("policy", "blocks", "prefix hit %", "hit %", "evictions", "M accesses/s"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+        if column == "policy":
+            table.add_column(column, overflow="fold")
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             escape(row.policy),
@@ -217,7 +220,10 @@ def _print_tiers(console: Console, rows: list[Row]) -> None:
         return
     table = Table(title="tiers of thresholds")
     for column in ("policy", "hits in first", "in second", "mean blocks", "in first", "most"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+        if column == "policy":
+            table.add_column(column, overflow="fold")
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         assert row.tiers is not None
         tiers = row.tiers
