@@ -41,6 +41,8 @@ INTEGRATIONS = {
 }
 # Modules of the client that are a pytest plug-in and its cases; nothing else imports them.
 PLUGIN = {"conformance.py", "conformance_cases.py"}
+# Draws plots with matplotlib, an extra; imported when one is asked for.
+PLOTS = "evoked/cli/plots.py"
 # Modules that may use torch once a caller hands them a tensor, never when they are imported.
 LAZY = {"client/memory.py"}
 
@@ -95,6 +97,8 @@ def is_allowed(found: Import, folder: str) -> bool:
     if name in sys.stdlib_module_names or name == NAMES[folder] or name in ALLOWED[folder]:
         return True
     file = Path(found.file)
+    if name == "matplotlib":
+        return found.file == PLOTS
     if name == "pytest":
         return folder == "client" and file.name in PLUGIN
     if name not in FRAMEWORKS or folder != "client":

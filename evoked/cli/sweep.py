@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -109,10 +110,8 @@ def sweep(
 def _check_plot(path: str) -> None:
     if Path(path).suffix != ".png":
         raise ValueError(f"plot: {path!r} does not end in .png")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ValueError("plot: matplotlib is missing; pip install 'evoked[plot]'") from None
+    if find_spec("matplotlib") is None:
+        raise ValueError("plot: matplotlib is missing; pip install 'evoked[plot]'")
 
 
 def _run(runs: Iterable[Job], trace: Trace, at_once: int, as_json: bool) -> list[Row]:
