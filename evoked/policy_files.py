@@ -6,12 +6,21 @@ from __future__ import annotations
 import os
 import re
 import stat
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
-from evoke.policy.users import UserPolicy, make_policy
+from evoke.policy.users import UserFormula, UserPolicy, make_policy
 
-__all__ = ["ENTRY_POINTS", "SOURCE_BYTES_MAX", "compile_policy", "entry_point", "read_source"]
+__all__ = [
+    "ENTRY_POINTS",
+    "SOURCE_BYTES_MAX",
+    "compile_policy",
+    "entry_point",
+    "read_source",
+    "user_formula",
+]
 
 ENTRY_POINTS: Final = "evoke.policies"
 SOURCE_BYTES_MAX: Final = 64 << 10
@@ -74,3 +83,37 @@ def entry_point(name: str, options: dict[str, Any]) -> UserPolicy:
     except Exception as error:
         raise ValueError(f"entry:{name}: {type(error).__name__}: {error}") from error
     return make_policy(kind, options)
+
+
+def user_formula(spec: str) -> UserFormula:
+    """For the simulator: `file:PATH.py[:key=value,...]`, run in this process. The keys alpha,
+    clock, state and every are those of UserFormula, others the author's. ValueError: it cannot be
+    used."""
+    path, py, rest = spec.removeprefix("file:").partition(".py")
+    if not py or rest[:1] not in ("", ":"):
+        raise ValueError(f"policy: {spec!r} is not file:PATH.py[:key=value,...]")
+    options: dict[str, Any] = {}
+    for pair in filter(None, rest[1:].split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals or key in options:
+            raise ValueError(f"policy {path}.py: {pair!r} is not key=value, or comes twice")
+        options[key] = _plain(value)
+    try:
+        source = Path(f"{path}.py").read_text()
+    except OSError as error:
+        raise ValueError(f"policy {path}.py: cannot be read: {error.strerror}") from error
+    own = {key: options.pop(key) for key in ("alpha", "clock", "state", "every") if key in options}
+    make = partial(compile_policy, f"{path}.py", source, options)
+    make()
+    return UserFormula(make, **own)
+
+
+def _plain(text: str) -> bool | int | float | str:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

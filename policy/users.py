@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evoke.core import scores
+from evoke.policy.formula import CLOCKS, STATES, check_alpha, check_name
 
 __all__ = ["COLUMNS", "Blocks", "UserFormula", "UserPolicy", "checked_ranks", "make_policy"]
 
@@ -104,6 +105,13 @@ class UserFormula:
     state: str = "keep"
     chains: bool = True
     every: int = 1  # requests between two calls
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha, None, self.alpha)
+        check_name("clock", self.clock, CLOCKS)
+        check_name("state", self.state, STATES)
+        if self.every < 1:
+            raise ValueError(f"every: {self.every} is below 1")
 
     def order(self, known: scores.Identities, capacity: int, /) -> scores.Order:
         policy = self.make()

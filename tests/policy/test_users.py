@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from evoke.core import scores
 from evoke.policy.classics import Lru
 from evoke.policy.formula import Formula
 from evoke.policy.users import Blocks, UserFormula, checked_ranks, make_policy
+from evoked.policy_files import user_formula
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/policy_short_chats.py"
 
 
 class ByIdleness:
@@ -138,6 +142,26 @@ def test_ranks_of_unknown_blocks_are_refused() -> None:
     assert order.worst(0.0) == 1
     with pytest.raises(ValueError, match="every: 0"):
         scores.Ranked(known, 0)
+
+
+def test_example_runs_in_the_simulator() -> None:
+    """The file of the documentation is a formula by its path, with options of the author and of the
+    run; what cannot be used is an error with a sentence."""
+    found = user_formula(f"file:{EXAMPLE}:once_idle=3,alpha=0.5,every=2")
+    assert (found.alpha, found.every) == (0.5, 2)
+    counts = run(found, 1)
+    assert 0 < counts["hits"] < counts["accesses"]
+    for spec, reason in (
+        ("file:none.py", "cannot be read: No such file"),
+        (f"file:{EXAMPLE}:once_idle=-1", "once_idle: -1 is below 0"),
+        (f"file:{EXAMPLE}:depth=1", "unexpected keyword argument 'depth'"),
+        (f"file:{EXAMPLE}:alpha=2", "alpha: 2 is not between 0 and 1"),
+        (f"file:{EXAMPLE}:every=0", "every: 0 is below 1"),
+        (f"file:{EXAMPLE}:once_idle", "is not key=value"),
+        ("file:policy.txt", r"is not file:PATH\.py"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            user_formula(spec)
 
 
 def test_a_class_and_its_options_are_checked() -> None:
