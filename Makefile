@@ -53,7 +53,7 @@ bench: .venv/.test build
 # --- the core under sanitizers, built beside the tree: the tests import build/sanitize/KIND
 
 # Where several threads meet in the core.
-THREADED := copy copy_faults fence table table_readers
+THREADED := copy copy_faults fence spill table table_readers
 SANITIZED = build/sanitize/$(1)
 BUILD_SANITIZED = EVOKE_SANITIZE=$(2) $(PY) setup.py -q build --build-lib $(SANITIZED)/lib \
 	--build-temp $(SANITIZED)/temp
