@@ -98,14 +98,20 @@ class Policies:
         self.history: deque[Version] = deque(maxlen=HISTORY_MAX)
         self.trouble = ""  # why health is yellow: a policy that failed
         self.version = 1
-        self.source = self._file or BUILT_IN
+        self._settled = 0  # reloads that were not refused
         configured = load_configured(self._file)
-        self.config = load("", BUILT_IN) if _is_users(configured) else configured
+        self.config, self.source = configured, self._file or BUILT_IN
+        if _is_users(configured):
+            self.config, self.source = load("", BUILT_IN), BUILT_IN
         self._last_good = (self.config, self.source)
         holder.swap(self.config)
         self._note("start", self.source, self.config)
         if _is_users(configured):
-            self._begin(configured, self.source, lambda outcome: None)
+            self._begin(configured, self._file, self._started)
+
+    def _started(self, outcome: dict[str, Any]) -> None:
+        if outcome["error"] is not None:
+            self.trouble = f"{outcome['error']['text']}; the default policy is in force"
 
     # ------------------------------------------------------------------ verbs
     def policy_show(self, session: Session, number: int, args: wire.Empty) -> Any:
@@ -187,14 +193,20 @@ class Policies:
             tell(self._settle(config, source))
             return
 
+        settled = self._settled
+
         def tried(reason: str) -> None:
+            if settled != self._settled:
+                reason = reason or "another policy came into force meanwhile"
             if reason:
+                users.discard()
                 tell(self._refused(_users_error(reason, source), source))
             else:
                 tell(self._settle(config, source))
 
         try:
-            self._users(source).prepare(config, tried)
+            users = self._users(source)
+            users.prepare(config, tried)
         except ConfigError as error:
             tell(self._refused(error, source))
 
@@ -216,6 +228,7 @@ class Policies:
         if not _is_users(config):
             self._last_good = (config, source)
         self.trouble = ""
+        self._settled += 1
         self._note("applied" if changed else "unchanged", source, config)
         return self._outcome(None, changed)
 

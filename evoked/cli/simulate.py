@@ -25,6 +25,7 @@ from evoke.policy.thresholds import Thresholds
 from evoke.policy.traces import Trace
 from evoked.cli.control import fail, json_option
 from evoked.cli.trace_files import BadTrace, load_trace
+from evoked.policy_files import user_formula
 
 __all__ = [
     "Job",
@@ -178,7 +179,7 @@ def make_jobs(
     blocks = [capacity_blocks(text, trace, block) for text in capacities]
     jobs = []
     for spec in specs:
-        policy = parse_spec(spec)
+        policy = user_formula(spec) if spec.startswith("file:") else parse_spec(spec)
         is_free = isinstance(policy, Thresholds)
         if not (blocks or is_free):
             raise ValueError(f"capacity: none is given, and policy {spec} needs one")

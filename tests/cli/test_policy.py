@@ -13,6 +13,8 @@ import pytest
 from tests.cli.test_commands import evokectl
 from tests.daemon.peer import DaemonProcess
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[str]:
@@ -69,3 +71,19 @@ def test_daemon_refuses_to_start_with_a_bad_policy(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     assert result.stderr == f"evoked: {file}:1 scor: is not a section, did you mean 'score'?\n"
+
+
+def test_own_policy_in_the_simulator() -> None:
+    """A file of one's own runs over a trace beside the built-in ones; the row echoes its SPEC."""
+    mine = f"file:{ROOT / 'examples/policy_short_chats.py'}:once_idle=20,every=20"
+    trace = str(ROOT / "tests/data/traces/mooncake_conversation.jsonl.xz")
+    policies = ("--policy", mine, "--policy", "lru")
+    result = evokectl("simulate", trace, *policies, "--capacity", "5%", "--json")
+    assert result.returncode == 0, result.stderr
+    first, second = json.loads(result.stdout)
+    assert (first["policy"], second["policy"]) == (mine, "lru")
+    assert first["accesses"] == second["accesses"]
+    assert 0 < first["hits"] != second["hits"]
+    bad = evokectl("simulate", trace, "--policy", mine + ",depth=1", "--capacity", "5%")
+    assert bad.returncode == 2
+    assert "unexpected keyword argument 'depth'" in bad.stderr

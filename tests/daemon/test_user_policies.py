@@ -51,7 +51,7 @@ class Host:
 
     takes_users = True
 
-    def __init__(self, directory: Path, deadline_s: float) -> None:
+    def __init__(self, directory: Path, deadline_s: float, file: str = "") -> None:
         self.epoll = select.epoll()
         self.watcher = Watcher(self.epoll)
         self.timers = Timers()
@@ -73,7 +73,7 @@ class Host:
             return self.made[0]
 
         self.others = children()
-        self.policies = Policies("", self, self.counters, self, make)
+        self.policies = Policies(file, self, self.counters, self, make)
 
     def swap(self, config: PolicyConfig) -> UserRanks | None:
         self.swaps.append(config.priority.formula)
@@ -265,6 +265,38 @@ def test_check_changes_nothing(host: Host, tmp_path: Path) -> None:
     assert host.replies[0]["good"]
     host.run_until(host.idle)
     assert host.swaps == ["lru"]
+
+
+def test_later_reload_wins(host: Host, tmp_path: Path) -> None:
+    """A policy that came into force while a user's one was being tried is not replaced by it."""
+    args = wire.PolicyReload(write(tmp_path, GOOD), "mine.toml")
+    host.policies.policy_reload(cast(Session, Me()), 1, args)
+    host.policies.reload(lambda: "[score]\nhalf_life = 3\n", "other.toml", lambda outcome: None)
+    host.run_until(lambda: host.replies)
+    assert "another policy came into force meanwhile" in host.replies[0]["error"]["reason"]
+    assert host.swaps == ["lru", "lru"]
+    host.run_until(host.idle)
+
+
+@pytest.mark.parametrize("source", [GOOD, "raise ValueError('never')"])
+def test_configured_policy_of_a_user(tmp_path: Path, source: str) -> None:
+    """The configured file may name a user's policy: the default one holds until it has been tried,
+    and for good, with yellow health, when it cannot be used."""
+    tmp_path.chmod(0o755)
+    file = tmp_path / "policy.toml"
+    file.write_text(write(tmp_path, source))
+    host = Host(tmp_path, 30.0, str(file))
+    try:
+        assert host.swaps == ["lru"]
+        if source == GOOD:
+            host.run_until(lambda: host.policies.version == 2)
+            assert (host.swaps, host.policies.trouble) == (["lru", "file:mine.py"], "")
+        else:
+            host.run_until(lambda: host.policies.trouble)
+            assert "ValueError: never; the default policy is in force" in host.policies.trouble
+            assert host.policies.version == 1
+    finally:
+        host.close()
 
 
 def test_unsafe_files_are_refused(tmp_path: Path) -> None:
