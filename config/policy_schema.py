@@ -33,10 +33,8 @@ WaterMarks = Annotated[tuple[float, float], Marks()]
 class Signal:
     """Attention or accesses become one number for each block."""
 
-    reduction: Annotated[str, Choice(("max", "mean", "top", "classes", "channels"))] = "channels"
-    top_heads: Annotated[int, Integer(1, 4096)] = 8
     absent: Annotated[str, Choice(("auto", "decay", "freeze", "reset"))] = "auto"
-    access_threshold: Annotated[float, Number(0, 1e6, open_low=True)] = 1.0
+    knee: Annotated[float, Number(0, 1e6)] = 12.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from typing import Any, Final
 
 from evoke.config import ConfigError, PolicyConfig, load_policy
@@ -23,12 +24,20 @@ __all__ = [
 
 # What the index can rank by.
 FORMULAS: Final[dict[str, type[Any]]] = {Lru.name: Lru}
+# Sections that nothing in the daemon looks at yet.
+NOT_OBEYED: Final = ("signal", "score", "protect", "place", "shadow")
 BUILT_IN: Final = "built in"
 
 
 def load(text: str, source: str) -> PolicyConfig:
     """The policy that the text means to this daemon. ConfigError."""
-    return load_policy(text, source, formulas=FORMULAS, check_spec=parse_spec)
+    config = load_policy(text, source, formulas=FORMULAS, check_spec=parse_spec)
+    plain = load_policy("", formulas=FORMULAS, check_spec=parse_spec)
+    ahead = [name for name in NOT_OBEYED if getattr(config, name) != getattr(plain, name)]
+    if not ahead:
+        return config
+    sentence = f"{', '.join(ahead)}: read and checked, but not obeyed by this version"
+    return replace(config, warnings=(*config.warnings, sentence))
 
 
 def load_configured(file: str) -> PolicyConfig:

@@ -91,7 +91,7 @@ def test_annotated_file_explains_every_setting() -> None:
         for above, line in pairwise(lines)
         if "=" in line and not line.startswith("#") and not above.startswith("#")
     ]
-    assert bare == ["top_heads", "keep", "evict", "host", "cxl", "flash"]
+    assert bare == ["keep", "evict", "host", "cxl", "flash"]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,6 @@ def test_source_preset_holds_the_sources_constants() -> None:
     assert source.score.weight == 0.05
     assert source.priority.built == Product(alpha=0.05, beta=0.001)
     assert (source.place.keep, source.place.evict, source.place.units) == (0.1, 0.02, "absolute")
-    assert source.effective()["signal"]["reduction"] == "max"
     changed = policy("preset = 'source'\n[priority]\nbeta = 0.1\n[score]\nhalf_life = 1")
     assert changed.priority.built == Product(alpha=0.5, beta=0.1)
     assert changed.score.clock == "step"

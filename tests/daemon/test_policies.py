@@ -84,12 +84,14 @@ def test_second_reload_of_the_same_is_no_change(start: Start) -> None:
 
 
 def test_warnings_are_told(start: Start) -> None:
-    """A policy that is legal and hardly meant is put into force, with a sentence."""
+    """A policy that is legal and hardly meant, or ahead of this version, is put into force, with a
+    sentence."""
     content = "[score]\nalpha=0.05\n[place]\nunits='absolute'\nkeep=0.1\nevict=0.02\n"
     with start().peer() as peer:
-        (sentence,) = peer.ok("policy_reload", content, "")["warnings"]
-        assert "place.keep: 0.1 is above alpha" in sentence
-        assert shown(peer)["warnings"] == [sentence]
+        told = peer.ok("policy_reload", content, "")["warnings"]
+        assert "place.keep: 0.1 is above alpha" in told[0]
+        assert "score, place: read and checked, but not obeyed by this version" in told[1]
+        assert shown(peer)["warnings"] == told
 
 
 def test_reload_reads_the_configured_file(start: Start, tmp_path: Path) -> None:
