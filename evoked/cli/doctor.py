@@ -17,7 +17,7 @@ from evoke.client import wire
 from evoke.config import Config, ConfigError, default_socket_dir, load
 from evoked.cli.control import connected, json_option, size_text, socket_option
 from evoked.cli.doctor_host import BAD, GOOD, NOTE, Finding, host_findings, is_served
-from evoked.policies import load_configured
+from evoked.policy_texts import load_configured
 
 __all__ = ["doctor"]
 
