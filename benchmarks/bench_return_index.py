@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evoke.core import scores
+from evoke.policy.classics import Lru
 from evoke.policy.formula import Formula
-from evoke.policy.spec import parse_spec
+from evoke.policy.return_index import ReturnIndex
 
 REQUESTS = 2000
 MEAN_BLOCKS = 500
@@ -71,8 +72,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     made = stream()
-    for spec in ("lru", "return_index:classes=age", "return_index"):
-        formula = parse_spec(spec)
+    formulas: dict[str, Formula] = {
+        "lru": Lru(),
+        "return_index:classes=age": ReturnIndex("age"),
+        "return_index": ReturnIndex(),
+    }
+    for spec, formula in formulas.items():
         runs = [cpu_seconds(made, formula) for _ in range(rounds)]
         least = min(seconds for seconds, _ in runs)
         hits = 100 * runs[0][1]["prefix_hits"] / len(made[0])

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from evoke.core import scores
+from evoke.policy.clairvoyant import Clairvoyant
+from evoke.policy.classics import Lru
+from evoke.policy.formula import Formula
+from evoke.policy.return_index import CLASSES, ReturnIndex
 from evoke.policy.simulate import simulate
-from evoke.policy.spec import parse_spec
 from evoke.policy.traces import Trace, read_jsonl
 
 STREAMS = ("conversation", "agentic")
@@ -25,17 +28,15 @@ def stream(name: str) -> Trace:
         return read_jsonl(lines)
 
 
-def prefix_hits(name: str, spec: str, share: float) -> int:
+def prefix_hits(name: str, formula: Formula, share: float) -> int:
     """Of a cache that holds this share of the stream's blocks."""
     trace = stream(name)
-    formula = parse_spec(spec)
     return simulate(trace, formula, int(share * trace.identities), "tail-first").prefix_hits
 
 
-def victims(name: str, spec: str, capacity: int) -> scores.Victims:
+def victims(name: str, formula: Formula, capacity: int) -> scores.Victims:
     """Who left, in order."""
     trace, known, left = stream(name), scores.Identities(), scores.Victims()
-    formula = parse_spec(spec)
     scores.simulate(
         trace.ids,
         trace.starts,
@@ -59,16 +60,15 @@ def victims(name: str, spec: str, capacity: int) -> scores.Victims:
 @pytest.mark.parametrize("name", STREAMS)
 def test_no_set_of_classes_gets_more_than_the_bound(name: str, share: float) -> None:
     """The clairvoyant cache is ahead of every set of classes, and of LRU."""
-    bound = prefix_hits(name, "clairvoyant", share)
-    specs = [f"return_index:classes={classes}" for classes in ("age", "gap", "count-new", "shadow")]
-    for spec in (*specs, "lru"):
-        assert 0 < prefix_hits(name, spec, share) <= bound
+    bound = prefix_hits(name, Clairvoyant(), share)
+    for formula in (*map(ReturnIndex, CLASSES), Lru()):
+        assert 0 < prefix_hits(name, formula, share) <= bound
 
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_small_cache_gets_more_than_by_recency(name: str) -> None:
     """At a tenth of the blocks the default is ahead of LRU."""
-    assert prefix_hits(name, "return_index", 0.1) > prefix_hits(name, "lru", 0.1)
+    assert prefix_hits(name, ReturnIndex(), 0.1) > prefix_hits(name, Lru(), 0.1)
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -76,7 +76,7 @@ def test_residents_are_whole_prefixes_after_every_request(name: str) -> None:
     """The parent of a resident block is resident, and the cache is never over its capacity."""
     trace = stream(name)
     capacity = trace.identities // 20
-    left = victims(name, "return_index", capacity)
+    left = victims(name, ReturnIndex(), capacity)
     starts, left_starts = trace.starts.astype(int), left.starts.astype(int)
     parent = np.full(trace.identities, -1)
     resident = np.zeros(trace.identities, bool)
@@ -96,6 +96,6 @@ def test_residents_are_whole_prefixes_after_every_request(name: str) -> None:
 def test_two_runs_are_the_same(name: str) -> None:
     """The same stream makes the same blocks leave in the same order."""
     capacity = stream(name).identities // 20
-    first, second = (victims(name, "return_index", capacity) for _ in range(2))
+    first, second = (victims(name, ReturnIndex(), capacity) for _ in range(2))
     assert len(first.ids) > 0
     assert np.array_equal(first.ids, second.ids)
