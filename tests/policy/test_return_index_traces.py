@@ -61,7 +61,8 @@ def victims(name: str, formula: Formula, capacity: int) -> scores.Victims:
 def test_no_set_of_classes_gets_more_than_the_bound(name: str, share: float) -> None:
     """The clairvoyant cache is ahead of every set of classes, and of LRU."""
     bound = prefix_hits(name, Clairvoyant(), share)
-    for formula in (*map(ReturnIndex, CLASSES), Lru()):
+    formulas: list[Formula] = [*map(ReturnIndex, CLASSES), Lru()]
+    for formula in formulas:
         assert 0 < prefix_hits(name, formula, share) <= bound
 
 
