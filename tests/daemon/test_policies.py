@@ -81,6 +81,8 @@ def test_second_reload_of_the_same_is_no_change(start: Start) -> None:
         outcomes = [row["outcome"] for row in peer.ok("policy_history")]
         assert outcomes == ["start", "applied", "unchanged"]
         assert peer.counter("policy_reloads") == 1
+        lines = peer.ok("metrics").splitlines()
+        assert {"evoke_policy_version 2.0", "evoke_policy_reloads_total 1.0"} <= set(lines)
 
 
 def test_warnings_are_told(start: Start) -> None:
