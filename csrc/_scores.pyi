@@ -28,6 +28,9 @@ class Scores:
     def __init__(self, identities: Identities, alpha: float, weighted: bool = False) -> None:
         """weighted: keys include ln alpha, as `product` needs. ValueError: alpha not in (0, 1)."""
 
+    def log_scores(self, ids: NDArray[np.uint32], clock: float) -> NDArray[np.float64]:
+        """ln of the scores at that time; -inf of identities never touched. ValueError: not one."""
+
 class Order:
     """Ranks residents; names who should go first. Learns; never moves anything.
 
@@ -215,3 +218,36 @@ def simulate_thresholds(
     (where a block was after the request before), prefix_hits, gone, resident_max, resident_sum and
     resident_hot_sum (over requests). ValueError: alpha, keep or evict not between 0 and 1, evict
     above keep."""
+
+class SequenceSignal:
+    """Attention mass that one running sequence reports, summed up until it is folded into keys.
+
+    x = max(channel 0, channel c - knee / n); sum = (1-a)^steps sum + (1 - (1-a)^steps) x.
+    """
+
+    def __init__(self, alpha: float, knee: float = 12.0, absent: str = "freeze") -> None:
+        """absent: what a report that lacks a block does to it: decay (as mass 0), freeze (its
+        score waits while the sequence runs) or reset. ValueError names the field."""
+
+    def __len__(self) -> int: ...
+    def assign(self, first: int, ids: NDArray[np.uint32]) -> None:
+        """The identities of the blocks from `first` on; 0xFFFFFFFF: not known. ValueError: gap."""
+
+    def report(self, masses: Any, channels: int, steps: int, present: bytes = b"") -> None:
+        """masses: half floats, 0 to 1, channel after channel, one per block. present: a bit per
+        block, the least significant first; empty: all. ValueError names channel, block and number;
+        nothing has changed then."""
+
+    pending: bool  # something was reported since the last fold
+    def fold(
+        self,
+        clock: float,
+        elapsed: float,
+        seq: int,
+        known: Identities,
+        scores: Scores,
+        order: Order | None = None,
+    ) -> int:
+        """Add what was reported to the scores as of clock, which moved by elapsed since the last
+        fold. Blocks with mass of at least 1/n in a report were accessed: they take numbers from seq
+        on, the last block first; how many that were."""

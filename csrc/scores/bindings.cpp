@@ -17,6 +17,7 @@ namespace py = pybind11;
 namespace evoke {
 
 void bind_identity_steps(py::class_<Identities>& identities);
+void bind_observe(py::module_& m);
 void bind_order_steps(py::class_<Order>& order);
 void bind_ranked(py::module_& m);
 void bind_return_index(py::module_& m);
@@ -63,6 +64,18 @@ py::dict run(const Exact<uint32_t>& ids, const Exact<uint64_t>& starts, const Ex
   return result;
 }
 
+py::array_t<double> log_scores(const Scores& scores, const Exact<uint32_t>& ids, double clock) {
+  py::array_t<double> result(ids.size());
+  double* values = result.mutable_data();
+  for (const uint32_t id : span_of(ids)) {
+    if (id >= scores.identities()) {
+      throw std::invalid_argument("ids: " + std::to_string(id) + " is not known");
+    }
+    *values++ = scores.log_score(id, clock);
+  }
+  return result;
+}
+
 void bind_relevance(py::module_& m) {
   using Floors = std::array<double, kRoles>;
   py::class_<Relevance, Order>(m, "Relevance")
@@ -98,7 +111,8 @@ PYBIND11_MODULE(_scores, m) {
   bind_identity_steps(identities);
   py::class_<Scores>(m, "Scores")
       .def(py::init<Identities*, double, bool>(), py::arg("identities"), py::arg("alpha"),
-           py::arg("weighted") = false, py::keep_alive<1, 2>());
+           py::arg("weighted") = false, py::keep_alive<1, 2>())
+      .def("log_scores", &log_scores, py::arg("ids"), py::arg("clock"));
   py::class_<Order> order(m, "Order");
   bind_order_steps(order);
   bind_order<Lru>(m, "Lru");
@@ -118,6 +132,7 @@ PYBIND11_MODULE(_scores, m) {
       .def(py::init<>())
       .def_property_readonly("ids", [](const Victims& v) { return array_of(v.ids); })
       .def_property_readonly("starts", [](const Victims& v) { return array_of(v.starts); });
+  bind_observe(m);
   m.def("simulate", &run, py::arg("ids"), py::arg("starts"), py::arg("now_s"),
         py::arg("identities"), py::arg("capacity_blocks"), py::arg("tail_first"), py::arg("clock"),
         py::arg("keep_state"), py::arg("chains"), py::arg("scored"), py::arg("known"),

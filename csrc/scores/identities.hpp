@@ -61,10 +61,15 @@ class Scores {
   double log_score(uint32_t id, double clock) const {
     return identities_->key[id] - offset_ + log_alpha_ - clock * lambda_;
   }
+  // The key of a block whose whole score is e^log_score at clock.
+  double key_of(double log_score, double clock) const {
+    return log_score - log_alpha_ + offset_ + clock * lambda_;
+  }
   // Every key as if alpha had always been this one from now on: scores at `clock` stay.
   void rescale(double alpha, double clock);
 
   double lambda() const { return lambda_; }
+  size_t identities() const { return identities_->size(); }
 
  private:
   Identities* identities_;

@@ -58,6 +58,16 @@ class Order {
   virtual bool admits_first() const { return false; }
   // Only a recorded stream can drive it.
   virtual bool needs_future() const { return false; }
+  // Its key rose without an access.
+  virtual void rescored(uint32_t) {}
+  // Runs a change after which it may rank lower than before.
+  template <typename Change>
+  void lower(uint32_t id, Change change) {
+    const bool candidate = is_candidate(id);
+    if (candidate) exit(id);
+    change();
+    if (candidate) enter(id);
+  }
   // Keys have been rescaled.
   virtual void rebuild() {}
 
