@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -106,6 +107,7 @@ class Client:
         if len(join) not in (0, wire.TOKEN_BYTES):
             raise BadArgument(f"join: {len(join)} bytes, allowed 0 and {wire.TOKEN_BYTES}")
         self.rank, self.raise_errors = rank, raise_errors
+        self.sequences = itertools.count()  # numbers of observed sequences
         self._timeout_s = timeout_s
         self._timeout_s = self.seconds(timeout_s)
         self._embedded = embedded

@@ -21,6 +21,7 @@ DEADLINE_MS_MAX: Final = 600_000
 FENCE_WORDS: Final = 64
 REPORTS_MAX: Final = 256
 POLICY_BYTES_MAX: Final = 65_536
+OBSERVE_KEYS_MAX: Final = 4096  # beside 8 channels of a long sequence
 
 Id = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 Word = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
@@ -150,6 +151,20 @@ class Asked(Args):
     reports: Annotated[list[Report], Meta(max_length=REPORTS_MAX)]
 
 
+class Observe(Args):
+    """Without first, keys and signal: the sequence has ended."""
+
+    namespace: Id
+    sequence: Id  # the session's own number for it
+    first: Id  # block that the keys begin at; without keys, how many blocks there are
+    keys: Annotated[bytes, Meta(max_length=OBSERVE_KEYS_MAX * KEY_BYTES)]
+    channels: Annotated[int, Meta(ge=1, le=8)]
+    signal: Annotated[bytes, Meta(max_length=1 << 19)]  # half floats, channel after channel
+    steps: Annotated[int, Meta(ge=1, le=65_536)]
+    prefill: bool
+    present: Annotated[bytes, Meta(max_length=1 << 17)]  # a bit per block; empty: all
+
+
 class Flush(Args):
     namespace_id: Annotated[bytes, Meta(max_length=32)]  # empty: all
     weights_epoch: Text  # empty: all epochs
@@ -198,6 +213,7 @@ VERBS: Final[dict[str, type[Args]]] = {
     "touch": KeyList,
     "lookup": KeyList,
     "asked": Asked,
+    "observe": Observe,
     "flush": Flush,
     "status": Empty,
     "metrics": Empty,
@@ -212,6 +228,6 @@ VERBS: Final[dict[str, type[Args]]] = {
 
 # Verbs of the finished product that this version answers with UNSUPPORTED.
 LATER_VERBS: Final = frozenset(
-    "prefetch observe acquire release commit_managed begin_turn end_turn policy_shadow tiers drain "
+    "prefetch acquire release commit_managed begin_turn end_turn policy_shadow tiers drain "
     "block trace_start trace_stop sessions quota".split()
 )

@@ -17,6 +17,7 @@ from evoke.client.grants import Granted, Pin, Reservation, Share, cut
 from evoke.client.keys import Chain, chain_of_keys, chain_of_tokens
 from evoke.client.memory import PoolMemory
 from evoke.client.namespace import Namespace
+from evoke.client.observe import Observed
 from evoke.client.pool import Pool
 from evoke.client.reports import ASK_MAX
 from evoke.client.results import FetchResult, StoreResult
@@ -42,6 +43,7 @@ class Space:
     def __init__(self, client: Client, namespace: Namespace) -> None:
         self.client, self.namespace, self.id = client, namespace, namespace.id
         self._encoded = namespace.encoded()
+        self._sequences = client.sequences
 
     # ------------------------------------------------------------ keys
 
@@ -245,6 +247,10 @@ class Space:
                 case _:
                     return Granted(boot, tuple(shares), codes, answer.error)
         return Granted(boot, tuple(shares), codes)
+
+    def observed(self) -> Observed:
+        """For reports of the attention that one running sequence pays to its blocks."""
+        return Observed(self, next(self._sequences))
 
     # ------------------------------------------------------------ checks
 

@@ -52,6 +52,7 @@ HELP: Final[dict[str, str]] = {
     "flash_late": "reads and writes of flash that missed their deadline",
     "flash_degraded": "times that a flash directory became degraded",
     "unknown": "of these, not attributable (gone before the report came)",
+    "observed_reports": "reports of attention taken",
     "reports_repeated": "reports of a request that had been reported before",
     "defects": "requests that met a defect of the daemon",
     "replies_held": "replies kept back for a peer that had to connect again",

@@ -17,6 +17,7 @@ from evoked.counters import Counters
 from evoked.events import Announcer, EventSink
 from evoked.grants import Grants
 from evoked.histograms import Histograms
+from evoked.observe import Observe, ScoreTable
 from evoked.parts import Parts
 from evoked.policies import Policies
 from evoked.reads import Reads
@@ -136,11 +137,13 @@ class Works:
             self.announcer,
         )
         reads = Reads(*shared, *moves, counters, self.announcer)
+        self.observe = Observe(self.registry, counters, self.timers, clock, ScoreTable())
         self.handlers: dict[str, Handler] = {}
         for owner, verbs in (
             (self.registry, "hello register_namespace register_pool unregister_pool"),
             (writes, "store reserve commit abort"),
             (reads, "fetch pin unpin touch lookup asked"),
+            (self.observe, "observe"),
             (self.admin, "ping status metrics audit events flush inject prove_pool"),
             (self.policies, "policy_show policy_check policy_reload policy_history"),
         ):
@@ -156,6 +159,7 @@ class Works:
         """Everything that it owned is given back, or, where a copy is using it, when that ends."""
         instance = session.instance
         self.grants.session_ended(session)
+        self.observe.session_ended(session)
         if instance is not None:
             self.parts.session_ended(session, instance)
         session.close()

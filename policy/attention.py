@@ -9,7 +9,7 @@ ones. The signal goes through evoke.core.scores exactly as a report of an engine
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -38,7 +38,7 @@ class AttentionTrace:
     name: str
     channels: Mapping[str, F16]
     blocks: U32
-    prefills: list[tuple[int, Mapping[str, F16]]]
+    prefills: Sequence[tuple[int, Mapping[str, F16]]]
     facts: list[int]
     phases: list[tuple[int, int]]
 

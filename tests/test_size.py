@@ -22,7 +22,13 @@ INTEGRATIONS = {
     "vllm.py",
 }
 # Policies that the default pipeline does not need.
-OPTIONAL_POLICIES: set[str] = {"focus.py", "relevance.py", "residency.py", "sessions.py"}
+OPTIONAL_POLICIES: set[str] = {
+    "attention.py",
+    "focus.py",
+    "relevance.py",
+    "residency.py",
+    "sessions.py",
+}
 
 
 def sources(*folders: str) -> list[Path]:

@@ -138,6 +138,7 @@ def test_verbs_before_hello(daemon: DaemonProcess) -> None:
         "touch": (0, bytes(32), 0),
         "lookup": (0, bytes(32), 0),
         "asked": ([],),
+        "observe": (0, 0, 0, b"", 1, b"", 1, False, b""),
         "events": (0,),
         "flush": (b"", ""),
         "inject": (0, bytes(32), 0),
