@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from evoke.core import scores
 
-__all__ = ["AttentionRow", "AttentionRule", "AttentionTrace", "evaluate", "resident"]
+__all__ = ["AttentionRow", "AttentionRule", "AttentionTrace", "evaluate", "parse_rule", "resident"]
 
 F16 = NDArray[np.float16]
 U32 = NDArray[np.uint32]
@@ -222,3 +222,26 @@ def _log8(codes: Any) -> Floats:
     """Code 0 is zero, else 2 ^ ((code - 255) / 16)."""
     values = np.exp2((codes.astype(np.float64) - 255.0) / 16.0)
     return np.asarray(np.where(codes == 0, 0.0, values))
+
+
+def parse_rule(text: str) -> AttentionRule:
+    """Of `name[:key=value,...]`: attention, or default (the same), newest or best; keys are the
+    fields of AttentionRule. ValueError names what is wrong."""
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    if name in ("newest", "best"):
+        options["order"] = name
+    elif name not in ("attention", "default"):
+        raise ValueError(f"policy: {name!r} does not rank attention; attention, newest and best do")
+    types = {field.name: str(field.type) for field in fields(AttentionRule)}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals or key not in types:
+            known = ", ".join(types)
+            raise ValueError(f"policy {name}: {pair!r} is not key=value with a key of {known}")
+        try:
+            kind = {"int": int, "float": float}.get(types[key], str)
+            options[key] = kind(value)
+        except ValueError:
+            raise ValueError(f"policy {name}: {key}: {value!r} is not a number") from None
+    return AttentionRule(**options)

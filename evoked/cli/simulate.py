@@ -23,6 +23,7 @@ from evoke.policy.simulate import simulate as run
 from evoke.policy.spec import parse_spec
 from evoke.policy.thresholds import Thresholds
 from evoke.policy.traces import Trace
+from evoked.cli.attention import is_attention, simulate_attention
 from evoked.cli.control import fail, json_option
 from evoked.cli.trace_files import BadTrace, load_trace
 from evoked.policy_files import user_formula
@@ -131,6 +132,8 @@ def simulation_options(command: Command) -> Command:
 @click.option("--splice-protection", type=click.Choice(("exempt", "last")), default="exempt",
               show_default=True, help="Agent sessions only: the rule they were recorded under, "
               "or evoke's own.")  # fmt: skip
+@click.option("--horizon-steps", type=click.IntRange(1), default=64, show_default=True,
+              help="Attention only: decode steps that a choice is judged on.")  # fmt: skip
 @simulation_options
 @json_option
 def simulate(
@@ -138,6 +141,7 @@ def simulate(
     policies: tuple[str, ...],
     capacities: tuple[str, ...],
     splice_protection: str,
+    horizon_steps: int,
     touch: str,
     block_bytes: str | None,
     as_json: bool,
@@ -145,10 +149,15 @@ def simulate(
     """Run policies over TRACE and count hits.
 
     TRACE is a file of requests (Mooncake's JSONL or `evokectl trace record`, also packed with xz or
-    gzip) or of agent sessions. A policy is, for example, lru, lfu:state=keep,
-    lrfu:half_life=200,clock=second,state=keep. Exit status 2 when an argument is wrong.
+    gzip), of agent sessions, or of attention (NAME.npz with NAME.json beside it; policies are then
+    attention[:signal=mean|max|two,...], newest and best, capacities percentages). A policy is, for
+    example, lru, lfu:state=keep, lrfu:half_life=200,clock=second,state=keep. Exit status 2 when an
+    argument is wrong.
     """
     try:
+        if is_attention(trace):
+            simulate_attention(trace, policies, capacities, horizon_steps, as_json)
+            return
         loaded = load_trace(trace)
         if loaded.sessions is not None:
             _print_turns(loaded.sessions, splice_protection, as_json)
