@@ -28,6 +28,10 @@ class Scores:
     def __init__(self, identities: Identities, alpha: float, weighted: bool = False) -> None:
         """weighted: keys include ln alpha, as `product` needs. ValueError: alpha not in (0, 1)."""
 
+    def touch(self, id: int, signal: float, clock: float, seq: int) -> None:
+        """An access, or the attention that a block got. ValueError: an id not grown to, a signal
+        not above 0."""
+
     def log_scores(self, ids: NDArray[np.uint32], clock: float) -> NDArray[np.float64]:
         """ln of the scores at that time; -inf of identities never touched. ValueError: not one."""
 

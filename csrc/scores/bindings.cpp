@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
 #include <memory>
 #include <stdexcept>
 
@@ -76,6 +77,16 @@ py::array_t<double> log_scores(const Scores& scores, const Exact<uint32_t>& ids,
   return result;
 }
 
+void touch(Scores& scores, uint32_t id, double signal, double clock, uint32_t seq) {
+  if (id >= scores.identities()) {
+    throw std::invalid_argument("id: " + std::to_string(id) + " is not known");
+  }
+  if (!(signal > 0) || std::isinf(signal)) {
+    throw std::invalid_argument("signal: " + std::to_string(signal) + " is not a number above 0");
+  }
+  scores.touch(id, signal, clock, seq);
+}
+
 void bind_relevance(py::module_& m) {
   using Floors = std::array<double, kRoles>;
   py::class_<Relevance, Order>(m, "Relevance")
@@ -112,6 +123,7 @@ PYBIND11_MODULE(_scores, m) {
   py::class_<Scores>(m, "Scores")
       .def(py::init<Identities*, double, bool>(), py::arg("identities"), py::arg("alpha"),
            py::arg("weighted") = false, py::keep_alive<1, 2>())
+      .def("touch", &touch, py::arg("id"), py::arg("signal"), py::arg("clock"), py::arg("seq"))
       .def("log_scores", &log_scores, py::arg("ids"), py::arg("clock"));
   py::class_<Order> order(m, "Order");
   bind_order_steps(order);

@@ -105,7 +105,10 @@ def capacity_blocks(text: str, trace: Trace, block_bytes: int | None) -> int:
     elif match := re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*%", text, re.ASCII):
         blocks = int(Fraction(match[1]) * trace.identities / 100)
     else:
-        size_bytes = parse_size(text)
+        try:
+            size_bytes = parse_size(text)
+        except ValueError as error:
+            raise ValueError(f"capacity: {error}") from None
         if block_bytes is None:
             raise ValueError(f"capacity: {text!r} needs --block-bytes")
         blocks = size_bytes // block_bytes
