@@ -144,7 +144,7 @@ def evaluate(
     kept, ranks = [], {}
     for step, worth in _values(trace, rule):
         evictable = _evictable(trace, step)
-        if trace.facts and step in watched:
+        if trace.facts and step in watched and rule.order != "best":
             ranks[step] = _best_rank(worth, evictable, trace.facts)
         if step % DECIDE_EVERY != DECIDE_EVERY - 1 or step + horizon_steps >= steps:
             continue
@@ -154,7 +154,7 @@ def evaluate(
         )
         kept.append(future[chosen].sum() / future[evictable].sum())
     pairs = [(ranks.get(a + 8, 0), ranks.get(b - 1, 0)) for a, b in trace.phases]
-    return AttentionRow(float(np.mean(kept)), len(kept), pairs if trace.facts else [])
+    return AttentionRow(float(np.mean(kept)), len(kept), pairs if ranks else [])
 
 
 def resident(trace: AttentionTrace, rule: AttentionRule, step: int, budget: float) -> set[int]:
