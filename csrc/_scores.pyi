@@ -19,6 +19,11 @@ class Identities:
     def set_bytes(self, id: int, bytes: int) -> None:
         """Of the block; 1 before. ValueError: 0 bytes, or an id not grown to."""
 
+    def set_role(self, id: int, role: int, priority: int = 16) -> None:
+        """role: position in evoke.policy.relevance.ROLES; priority in sixteenths, 16 is 1.0. An
+        order that has the block as a candidate is told by leave and admit. ValueError: an id not
+        grown to."""
+
     def note(self, id: int, clock: float, seq: int) -> None:
         """An access without a score. ValueError: an id not grown to."""
 

@@ -66,10 +66,17 @@ void set_bytes(Identities& known, uint32_t id, uint32_t bytes) {
   known.bytes[id] = bytes;
 }
 
+void set_role(Identities& known, uint32_t id, uint8_t role, uint8_t priority) {
+  check_below(id, known.size());
+  known.role[id] = role;
+  known.priority[id] = priority;
+}
+
 }  // namespace
 
 void bind_identity_steps(py::class_<Identities>& identities) {
   identities.def("set_bytes", &set_bytes, py::arg("id"), py::arg("bytes"))
+      .def("set_role", &set_role, py::arg("id"), py::arg("role"), py::arg("priority") = 16)
       .def(
           "note",
           [](Identities& known, uint32_t id, double clock, uint32_t seq) {

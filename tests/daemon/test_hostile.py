@@ -142,6 +142,8 @@ def test_verbs_before_hello(daemon: DaemonProcess) -> None:
         "events": (0,),
         "flush": (b"", ""),
         "inject": (0, bytes(32), 0),
+        "policy_check": ("", ""),
+        "policy_reload": (None, ""),
     }
     empty = {verb for verb, kind in wire.VERBS.items() if not kind.__struct_fields__}
     examples.update(dict.fromkeys(empty, ()))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evoke.core import scores
-from evoke.policy.relevance import Relevance
+from evoke.policy.relevance import ROLES, Relevance, recency
 
 
 def literal(
@@ -102,6 +102,48 @@ def test_vanished_recency_still_orders() -> None:
     requests = [[0], [1], [2]] + [[3]] * 200 + [[4], [1, 2]]
     formula = Relevance(decay=1.0)
     assert simulated(formula, requests, 4, True)[0] == 199 + 2
+
+
+def test_roles_priorities_and_coherence_rank() -> None:
+    """Floors rescale by role, priority multiplies, coherence moves a block: the victims are those
+    of the Python formula, in its order."""
+    rng = random.Random(5)
+    formula = Relevance(decay=0.1)
+    for _ in range(200):
+        count = rng.randrange(2, 12)
+        known = scores.Identities()
+        known.grow(count)
+        order = formula.order(known, count)
+        assert isinstance(order, scores.Relevance)
+        order.grow(count)
+        near = np.array([rng.random() for _ in range(count)], np.float32)
+        order.set_coherence(np.arange(count, dtype=np.uint32), near)
+        roles = [rng.randrange(len(ROLES)) for _ in range(count)]
+        priorities = [rng.choice([4, 16, 32]) for _ in range(count)]
+        for block in range(count):
+            known.set_role(block, roles[block], priorities[block])
+            known.note(block, float(block), block)
+            order.admit(block)
+        raw = formula.blend(
+            {"coherence": near.astype(np.float64), "recency": recency(20.0 - np.arange(count), 0.1)}
+        )
+        floors = [formula.floor(ROLES[role]) for role in roles]
+        values = formula.value(raw, floors, np.array(priorities) / 16)
+        wanted = np.lexsort((np.arange(count), values))
+        assert order.victims(count, 20.0).tolist() == wanted.tolist()
+
+
+def test_held_blocks_stay() -> None:
+    """A held block is no victim, whatever its value."""
+    known = scores.Identities()
+    known.grow(2)
+    order = Relevance().order(known, 2)
+    order.grow(2)
+    for block in (0, 1):
+        known.note(block, 0.0, block)
+        order.admit(block)
+    order.hold(0)
+    assert order.victims(2, 1.0).tolist() == [1]
 
 
 def test_coherence_of_unknown_blocks_is_refused() -> None:
