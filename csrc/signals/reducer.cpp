@@ -130,8 +130,10 @@ void Reducer::add(size_t layer, const LayerWeights& weights) {
 
 void Reducer::sum_blocks(const LayerWeights& weights, size_t head) {
   mass_.assign(blocks_, 0);
-  const bool plain = weights.element == Element::kFloat &&
-                     weights.token_stride == static_cast<ptrdiff_t>(sizeof(float));
+  constexpr ptrdiff_t kSize = sizeof(float);
+  const bool aligned = reinterpret_cast<uintptr_t>(weights.at) % alignof(float) == 0 &&
+                       weights.head_stride % kSize == 0 && weights.row_stride % kSize == 0;
+  const bool plain = weights.element == Element::kFloat && weights.token_stride == kSize && aligned;
   if (!plain) row_.resize(weights.tokens);
   for (size_t row = 0; row < weights.rows; ++row) {
     const char* from = weights.at + static_cast<ptrdiff_t>(head) * weights.head_stride +

@@ -67,13 +67,18 @@ def test_folds_are_those_of_numpy(rows: int) -> None:
 
 
 def test_strides_and_half_precision() -> None:
-    """Transposed, reversed, sliced and half-precision weights give what contiguous ones give."""
+    """Transposed, reversed, sliced, unaligned and half-precision weights give the same."""
     weights = softmax(2, 4)
     channel = Channel.mean(LAYERS, HEADS)
     wanted = reduced(weights, channel)
     transposed = np.ascontiguousarray(weights.transpose(0, 3, 2, 1)).transpose(0, 3, 2, 1)
     reversed_twice = np.ascontiguousarray(weights[:, ::-1, :, ::-1])[:, ::-1, :, ::-1]
     sliced = np.repeat(weights, 2, axis=-1)[..., ::2]
+    shifted = np.zeros(weights.nbytes + 1, np.uint8)
+    shifted[1:] = weights.view(np.uint8).ravel()
+    unaligned = shifted[1:].view(np.float32).reshape(weights.shape)
+    assert not unaligned.flags.aligned
+    assert (reduced(unaligned, channel) == wanted).all()
     for same in (transposed, reversed_twice, sliced):
         assert not same[0].flags.c_contiguous
         assert (reduced(same, channel) == wanted).all()
