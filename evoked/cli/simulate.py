@@ -152,10 +152,10 @@ def simulate(
     """Run policies over TRACE and count hits.
 
     TRACE is a file of requests (Mooncake's JSONL or a recording of evoke's own, also packed with xz
-    or gzip), of agent sessions, or of attention (NAME.npz with NAME.json beside it; policies are then
-    attention[:signal=mean|max|two,...], newest and best, capacities percentages). A policy is, for
-    example, lru, lfu:state=keep, lrfu:half_life=200,clock=second,state=keep. Exit status 2 when an
-    argument is wrong.
+    or gzip), of agent sessions, or of attention (NAME.npz with NAME.json beside it; policies are
+    then attention[:signal=mean|max|two,...], newest and best, capacities percentages). A policy is,
+    for example, lru, lfu:state=keep, lrfu:half_life=200,clock=second,state=keep. Exit status 2 when
+    an argument is wrong.
     """
     try:
         if is_attention(trace):
