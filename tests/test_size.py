@@ -21,13 +21,20 @@ INTEGRATIONS = {
     "transformers.py",
     "vllm.py",
 }
-# Policies that the default pipeline does not need.
+# What the default pipeline does not need.
 OPTIONAL_POLICIES: set[str] = {
     "attention.py",
     "focus.py",
     "relevance.py",
     "residency.py",
     "sessions.py",
+    # of the simulator only
+    "clairvoyant.py",
+    "simulate.py",
+    "thresholds.py",
+    "trace_format.py",
+    "trace_reader.py",
+    "traces.py",
 }
 
 
