@@ -142,6 +142,13 @@ class Index:
         """Rows that nobody holds (else ValueError) have moved: new refs (all parts, row by row) and
         tier. The refs they had, to free now."""
 
+    def follow(self) -> None:
+        """From now on changes of visible rows are noted until they are taken."""
+
+    def take_changes(self) -> tuple[U32, bytes]:
+        """(five numbers for each change, in order, the 32-byte keys of stored rows): what
+        scores.Ranker.apply() takes."""
+
     def hold(self, rows: U32) -> None: ...
     def unhold(self, rows: U32) -> U64:
         """Refs that became free (erased while held)."""

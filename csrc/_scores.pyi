@@ -185,6 +185,80 @@ class Ranked(Order):
         """ValueError, and nothing changes: unequal lengths, an unknown id, a rank that is not
         finite."""
 
+class Ranker:
+    """Rows of an Index as identities in an order: mirrors what the index noted, takes accesses,
+    and answers with rows. Keys are packed, 32 bytes each. ValueError: a row, namespace or number
+    that it cannot know; nothing has changed then."""
+
+    def __init__(
+        self,
+        identities: Identities,
+        scores: Scores,
+        tier: int = 1,
+        remembered_factor: float = 8.0,
+        remembered_least: int = 4096,
+        keep_state: bool = True,
+    ) -> None:
+        """scores: weighted ones. tier: whose rows are ranked. remembered_factor: identities that
+        are remembered, as a multiple of the most rows there have been; remembered_least in any
+        case. keep_state: what was learned survives eviction."""
+
+    def use(self, order: Order) -> None:
+        """From now on. A new one, of the same identities."""
+
+    def set_rules(
+        self, remembered_factor: float, remembered_least: int, keep_state: bool
+    ) -> None: ...
+    def rescale(self, alpha: float, clock: float, next: float) -> None:
+        """Scores at clock stay. next: what the clock reads from now on."""
+
+    def set_space(self, number: int, secret: bytes, block_bytes: int) -> None:
+        """A namespace of the index: the 16-byte secret that its keys are hashed with here."""
+
+    def apply(self, changes: NDArray[np.uint32], keys: bytes, clock: float) -> None:
+        """What Index.take_changes() gave."""
+
+    def asked(self, space: int, keys: bytes, clock: float, now_s: float) -> None:
+        """A request asked for these blocks, in chain order; stored or not, each is accessed."""
+
+    def used(self, rows: NDArray[np.uint32], clock: float) -> None:
+        """An access of rows in chain order; their ancestors become as recent."""
+
+    def make_room(
+        self,
+        count: int,
+        bytes_wanted: int,
+        space: int = -1,
+        newcomers: bytes = b"",
+        newcomers_space: int = 0,
+        clock: float = 0.0,
+    ) -> tuple[NDArray[np.uint32], int, bool]:
+        """(rows to give up, worst first, until count of them and bytes_wanted bytes; how many of
+        the last newcomers are refused, for which no room is needed; whether it gave up looking for
+        blocks of `space`). Fewer when no more may leave. Chooses only."""
+
+    def row(self, row: int, clock: float) -> dict[str, Any]:
+        """id, parent_row, held, resident (in the order), log_score, idle, seq, count."""
+
+    def dump(self, clock: float) -> bytes:
+        """What is remembered, 40 bytes an identity (csrc/scores/remembered.hpp), least recent
+        first."""
+
+    def load(self, records: bytes, clock: float, elapsed: float) -> int:
+        """What dump() gave, of a daemon before, elapsed clock units ago: how many were taken.
+        ValueError: what dump() would not have written."""
+
+    def set_seq(self, seq: int) -> None:
+        """For tests: as after so many accesses."""
+
+    def size_bytes(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def remembered(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+
 class Victims:
     """Who left in a run, in order; those of request i are ids[starts[i]:starts[i + 1]]."""
 

@@ -135,6 +135,14 @@ class PyIndex {
     return entry;
   }
 
+  py::tuple take_changes() {
+    static_assert(sizeof(Change) == 5 * sizeof(uint32_t));
+    const Changes changes = get().take_changes();
+    auto list = py::array_t<uint32_t>({changes.list.size(), size_t{5}});
+    std::memcpy(list.mutable_data(), changes.list.data(), changes.list.size() * sizeof(Change));
+    return py::make_tuple(list, bytes_of(changes.keys.data(), changes.keys.size()));
+  }
+
   py::list usage() const {
     py::list list;
     for (const NamespaceUsage& usage : get().usage()) {
@@ -280,6 +288,8 @@ void bind_index_class(py::module_& m) {
       .def(
           "rows_of", [](I self, uint32_t number) { return array_of(self.get().rows_of(number)); },
           py::arg("namespace"))
+      .def("follow", [](I self) { self.get().follow(); })
+      .def("take_changes", &PyIndex::take_changes)
       .def("usage", &PyIndex::usage)
       .def("check", [](I self) { self.get().check(); })
       .def("__len__", [](I self) { return self.get().size(); })

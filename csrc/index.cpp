@@ -175,6 +175,7 @@ uint32_t Index::add_row(uint32_t namespace_number, const uint8_t* key, const Tag
   ++space.blocks;
   space.bytes += row.bytes();
   publish(number);
+  note(ChangeKind::kStored, number, namespace_number);
   return number;
 }
 
@@ -189,6 +190,7 @@ bool Index::link_one(uint32_t child, uint32_t parent) {
   if (above.first_child != kNoRow) rows_[above.first_child].previous_sibling = child;
   above.first_child = child;
   ++above.children;
+  note(ChangeKind::kLinked, child, parent);
   return true;
 }
 
@@ -205,6 +207,7 @@ void Index::unlink(uint32_t number) {
   Row& row = rows_[number];
   for (uint32_t child = row.first_child; child != kNoRow;) {
     Row& below = rows_[child];
+    note(ChangeKind::kUnlinked, child);
     child = below.next_sibling;
     below.parent = below.next_sibling = below.previous_sibling = kNoRow;
   }
@@ -234,6 +237,7 @@ void Index::remove_one(uint32_t number, std::vector<uint64_t>* freed) {
   Namespace& space = namespaces_[row.namespace_number];
   unpublish(number);
   unlink(number);
+  note(ChangeKind::kErased, number);
   recency_.remove(rows_, number);
   space.recency.remove(rows_, number);
   map_.erase(map_.hash(row.tag), number);
@@ -284,13 +288,16 @@ std::vector<uint64_t> Index::relocate(std::span<const uint32_t> rows,
     unpublish(number);
     row.tier = tier & 3;
     publish(number);
+    note(ChangeKind::kMoved, number);
   }
   return had;
 }
 
 void Index::hold(std::span<const uint32_t> rows) {
   require_visible(rows);
-  for (const uint32_t row : rows) ++rows_[row].holds;
+  for (const uint32_t row : rows) {
+    if (++rows_[row].holds == 1) note(ChangeKind::kHeld, row);
+  }
 }
 
 std::vector<uint64_t> Index::unhold(std::span<const uint32_t> rows) {
@@ -306,7 +313,9 @@ std::vector<uint64_t> Index::unhold(std::span<const uint32_t> rows) {
   }
   std::vector<uint64_t> freed;
   for (const uint32_t row : rows) {
-    if (rows_[row].holds == 0 && rows_[row].state == RowState::kErased) free_row(row, &freed);
+    if (rows_[row].holds > 0) continue;
+    if (rows_[row].state == RowState::kErased) free_row(row, &freed);
+    if (rows_[row].state == RowState::kVisible) note(ChangeKind::kLoose, row);
   }
   return freed;
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "changes.hpp"
 #include "rows.hpp"
 #include "table.hpp"
 
@@ -76,6 +77,10 @@ class Index {
   uint64_t table_epoch() const { return table_->epoch(); }
   size_t unpublished() const { return unpublished_; }
 
+  // From now on changes of visible rows are noted, in order, until they are taken.
+  void follow() { following_ = true; }
+  Changes take_changes() { return std::exchange(changes_, {}); }
+
   // Walks everything; std::logic_error says what is wrong.
   void check() const;
 
@@ -96,6 +101,7 @@ class Index {
   };
 
   const Namespace& namespace_at(uint64_t number) const;
+  void note(ChangeKind kind, uint32_t row, uint32_t other = 0);
   void require_visible(std::span<const uint32_t> rows) const;
   uint32_t find_one(uint32_t namespace_number, const uint8_t* key, const Tag& tag) const;
   uint32_t add_row(uint32_t namespace_number, const uint8_t* key, const Tag& tag,
@@ -131,6 +137,8 @@ class Index {
   std::vector<Waiting> waiting_;  // and some that have been published or erased since
   size_t next_waiting_ = 0;
   uint32_t stamp_ = 0;
+  bool following_ = false;
+  Changes changes_;
 };
 
 }  // namespace evoke

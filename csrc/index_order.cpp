@@ -20,6 +20,14 @@ uint32_t Index::next_stamp() {
   return stamp_;
 }
 
+void Index::note(ChangeKind kind, uint32_t number, uint32_t other) {
+  if (!following_) return;
+  const Row& row = rows_[number];
+  changes_.list.push_back({kind, number, other, row.tier, static_cast<uint32_t>(row.bytes())});
+  if (kind != ChangeKind::kStored) return;
+  changes_.keys.insert(changes_.keys.end(), row.key.begin(), row.key.end());
+}
+
 void Index::move_to_newest(uint32_t row) {
   recency_.move_to_newest(rows_, row);
   namespaces_[rows_[row].namespace_number].recency.move_to_newest(rows_, row);

@@ -21,6 +21,7 @@ void bind_identity_steps(py::class_<Identities>& identities);
 void bind_observe(py::module_& m);
 void bind_order_steps(py::class_<Order>& order);
 void bind_ranked(py::module_& m);
+void bind_ranker(py::module_& m);
 void bind_return_index(py::module_& m);
 void bind_thresholds(py::module_& m);
 
@@ -140,6 +141,7 @@ PYBIND11_MODULE(_scores, m) {
   bind_ranked(m);
   bind_return_index(m);
   bind_thresholds(m);
+  bind_ranker(m);
   py::class_<Victims>(m, "Victims")
       .def(py::init<>())
       .def_property_readonly("ids", [](const Victims& v) { return array_of(v.ids); })

@@ -23,6 +23,18 @@ void Identities::reset(uint32_t id) {
   count[id] = 0;
 }
 
+void Identities::clear(uint32_t id) {
+  reset(id);
+  role[id] = 0;
+  priority[id] = 16;
+  bytes[id] = 1;
+}
+
+void Identities::change_clock(double clock, double next) {
+  const double rate = clock > 0 ? next / clock : 0;
+  for (double& at : at_clock) at = next - (clock - at) * rate;
+}
+
 Scores::Scores(Identities* identities, double alpha, bool weighted)
     : identities_(identities), weighted_(weighted) {
   if (!(alpha > 0 && alpha < 1)) {
@@ -33,12 +45,12 @@ Scores::Scores(Identities* identities, double alpha, bool weighted)
   offset_ = weighted ? log_alpha_ : 0;
 }
 
-void Scores::rescale(double alpha, double clock) {
+void Scores::rescale(double alpha, double clock, double next_clock) {
   const Scores next(identities_, alpha, weighted_);
   for (double& key : identities_->key) {
     // ln score now stays what it is: K' = ln score - ln alpha' + offset' + clock lambda'.
     const double log_score = key - offset_ + log_alpha_ - clock * lambda_;
-    key = log_score - next.log_alpha_ + next.offset_ + clock * next.lambda_;
+    key = log_score - next.log_alpha_ + next.offset_ + next_clock * next.lambda_;
   }
   *this = next;
 }

@@ -26,6 +26,10 @@ struct Identities {
   // Room for identities below count; new ones know nothing.
   void grow(size_t count_wanted);
   void reset(uint32_t id);
+  // As a new one.
+  void clear(uint32_t id);
+  // Clocks read `clock` and from now on `next`; time that has passed keeps its proportion to it.
+  void change_clock(double clock, double next);
   // An access.
   void note(uint32_t id, double clock, uint32_t seq_now) {
     at_clock[id] = clock;
@@ -33,6 +37,8 @@ struct Identities {
     count[id] = static_cast<uint16_t>(count[id] + (count[id] != 0xFFFF));
   }
 };
+
+constexpr size_t kColumnBytes = 2 * sizeof(double) + 2 * sizeof(uint32_t) + sizeof(uint16_t) + 2;
 
 // ln(e^a + e^b), the larger first: the form that the definition of the order fixes.
 inline double log_add(double a, double b) {
@@ -65,8 +71,10 @@ class Scores {
   double key_of(double log_score, double clock) const {
     return log_score - log_alpha_ + offset_ + clock * lambda_;
   }
-  // Every key as if alpha had always been this one from now on: scores at `clock` stay.
-  void rescale(double alpha, double clock);
+  // Every key as if alpha had always been this one from now on: scores at `clock` stay. next: what
+  // the clock reads from now on, where its unit changes too.
+  void rescale(double alpha, double clock) { rescale(alpha, clock, clock); }
+  void rescale(double alpha, double clock, double next);
 
   double lambda() const { return lambda_; }
   size_t identities() const { return identities_->size(); }

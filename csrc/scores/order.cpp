@@ -57,9 +57,26 @@ void Order::leave(uint32_t id) {
   parents_[id] = kNoId;
 }
 
+void Order::set_parent(uint32_t id, uint32_t parent) {
+  assert(resident(id));
+  add_children(parents_[id], -1);
+  parents_[id] = parent;
+  add_children(parent, 1);
+}
+
 void Order::hold(uint32_t id) { set_flags(id, flags_[id] | kHeld); }
 
 void Order::unhold(uint32_t id) { set_flags(id, flags_[id] & static_cast<uint8_t>(~kHeld)); }
+
+void Order::choose(uint32_t id, bool gone) {
+  set_flags(id, flags_[id] | kChosen);
+  if (gone) add_children(parents_[id], -1);
+}
+
+void Order::unchoose(uint32_t id, bool gone) {
+  if (gone) add_children(parents_[id], 1);
+  set_flags(id, flags_[id] & static_cast<uint8_t>(~kChosen));
+}
 
 std::vector<uint32_t> Order::victims(size_t count, double clock) {
   std::vector<uint32_t> chosen;
@@ -67,13 +84,9 @@ std::vector<uint32_t> Order::victims(size_t count, double clock) {
     const uint32_t id = worst(clock);
     if (id == kNoId) break;
     chosen.push_back(id);
-    set_flags(id, flags_[id] | kChosen);
-    add_children(parents_[id], -1);
+    choose(id);
   }
-  for (size_t i = chosen.size(); i-- > 0;) {
-    add_children(parents_[chosen[i]], 1);
-    set_flags(chosen[i], flags_[chosen[i]] & static_cast<uint8_t>(~kChosen));
-  }
+  for (size_t i = chosen.size(); i-- > 0;) unchoose(chosen[i]);
   return chosen;
 }
 

@@ -40,6 +40,8 @@ class Order {
   void touched(uint32_t id) { on_touch(id); }
   void admit(uint32_t id, uint32_t parent);
   void leave(uint32_t id);
+  // Of a resident; kNoId: it has no parent any more.
+  void set_parent(uint32_t id, uint32_t parent);
   // The identity is dropped from memory; it is not resident. Its number may come back as another.
   virtual void forget(uint32_t) {}
   void hold(uint32_t id);
@@ -50,6 +52,10 @@ class Order {
   // Up to count candidates, worst first, as if each had left before the next was chosen. Changes
   // nothing.
   std::vector<uint32_t> victims(size_t count, double clock);
+  // As if it had left, until unchosen; last chosen, first unchosen. gone = false: it is only passed
+  // over, and its parent stays covered.
+  void choose(uint32_t id, bool gone = true);
+  void unchoose(uint32_t id, bool gone = true);
   // True when `newcomer`, the last block of the newest request and not resident, is worth less than
   // worst(clock): it should not be admitted at its cost.
   virtual bool refuses(uint32_t newcomer, double clock);
