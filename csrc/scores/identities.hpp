@@ -57,9 +57,12 @@ class Scores {
   Scores(Identities* identities, double alpha, bool weighted);
 
   void touch(uint32_t id, double signal, double clock, uint32_t seq) {
-    Identities& known = *identities_;
-    const double added = offset_ + clock * lambda_;
-    known.key[id] = log_add(known.key[id], signal == 1.0 ? added : added + std::log(signal));
+    const double unit = offset_ + clock * lambda_;
+    const double added = signal == 1.0 ? unit : unit + std::log(signal);
+    double& key = identities_->key[id];
+    // Neighbours in a chain have mostly the same history: the same sum again.
+    if (key != last_.key || added != last_.added) last_ = {key, added, log_add(key, added)};
+    key = last_.sum;
     note(id, clock, seq);
   }
   // Without a score: for orders that use recency and counts only.
@@ -85,6 +88,11 @@ class Scores {
   double log_alpha_ = 0;
   double offset_ = 0;  // ln alpha when weighted
   bool weighted_;
+  struct {
+    double key = kNeverKey;
+    double added = kNeverKey;
+    double sum = kNeverKey;
+  } last_;  // the sum that touch() made last
 };
 
 }  // namespace evoke
