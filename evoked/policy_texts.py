@@ -9,7 +9,10 @@ from typing import Any, Final
 
 from evoke.config import ConfigError, PolicyConfig, load_policy
 from evoke.config.tables import FILE_BYTES_MAX
-from evoke.policy.classics import Lru
+from evoke.policy.classics import Fifo, Lfu, Lru
+from evoke.policy.lrfu import Lrfu
+from evoke.policy.product import Product
+from evoke.policy.return_index import ReturnIndex
 from evoke.policy.spec import parse_spec
 
 __all__ = [
@@ -22,10 +25,13 @@ __all__ = [
     "read_policy",
 ]
 
-# What the index can rank by.
-FORMULAS: Final[dict[str, type[Any]]] = {Lru.name: Lru}
-# Sections that nothing in the daemon looks at yet.
-NOT_OBEYED: Final = ("signal", "score", "protect", "place", "shadow")
+# What the daemon can rank by.
+FORMULAS: Final[dict[str, type[Any]]] = {
+    kind.name: kind for kind in (Lru, Fifo, Lfu, Lrfu, Product, ReturnIndex)
+}
+# What nothing in the daemon looks at yet.
+NOT_OBEYED: Final = ("signal", "protect", "place", "shadow")
+SCORE_NOT_OBEYED: Final = ("clock", "age_correction", "slow_half_life")
 BUILT_IN: Final = "built in"
 
 
@@ -34,6 +40,11 @@ def load(text: str, source: str) -> PolicyConfig:
     config = load_policy(text, source, formulas=FORMULAS, check_spec=parse_spec)
     plain = load_policy("", formulas=FORMULAS, check_spec=parse_spec)
     ahead = [name for name in NOT_OBEYED if getattr(config, name) != getattr(plain, name)]
+    ahead += [
+        f"score.{key}"
+        for key in SCORE_NOT_OBEYED
+        if getattr(config.score, key) != getattr(plain.score, key)
+    ]
     if not ahead:
         return config
     sentence = f"{', '.join(ahead)}: read and checked, but not obeyed by this version"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -52,11 +52,12 @@ class Reads:
         grants: Grants,
         counters: Counters,
         announcer: Announcer,
+        clock: Callable[[], float],
     ) -> None:
         self._replier, self._registry, self._index = replier, registry, index
         self._balance, self._transfers = balance, transfers
         self._grants, self._counters = grants, counters
-        self._announcer = announcer
+        self._announcer, self._clock = announcer, clock
 
     # ------------------------------------------------------------------ fetch
     def fetch(self, session: Session, number: int, args: wire.Fetch) -> Any:
@@ -71,7 +72,7 @@ class Reads:
             return bytes([Fetched.EXPIRED]) * request.count
         if not request.count:
             return b""
-        rows, positions, results = self._find(request)
+        rows, positions, results = self._find(request, counts=not session.reports)
         self._counters.add("blocks_missed", request.count - len(positions))
         if not len(positions):
             return results.tobytes()
@@ -100,14 +101,15 @@ class Reads:
             self._balance.free(self._index.unhold(rows))
             raise
 
-    def _find(self, request: Request) -> tuple[U32, U32, U8]:
-        """(rows, their positions, results with the tier of each); the rows are touched."""
+    def _find(self, request: Request, *, counts: bool) -> tuple[U32, U32, U8]:
+        """(rows, their positions, results with the tier of each). counts: it is an access, which
+        no report of what was asked will count."""
         rows = self._index.find(request.entry.number, request.keys)
         positions = np.flatnonzero(rows != native.NO_ROW).astype(np.uint32)
         results = np.zeros(request.count, np.uint8)
         rows = rows[positions]
         results[positions] = HOST
-        if len(rows):
+        if counts and len(rows):
             self._balance.policy.touched(rows)
         return rows, positions, results
 
@@ -135,7 +137,7 @@ class Reads:
         entry = self._registry.namespace(session, args.namespace)
         request = Request(entry, args.keys, args.first, b"")
         self._grants.check_room(session, entry.tenant)
-        rows, _, results = self._find(request)
+        rows, _, results = self._find(request, counts=not session.reports)
         if not len(rows):
             return [0, results.tobytes()]
         held_bytes = len(rows) * entry.block_bytes
@@ -182,7 +184,7 @@ class Reads:
         request = Request(
             self._registry.namespace(session, args.namespace), args.keys, args.first, b""
         )
-        return len(self._find(request)[0])
+        return len(self._find(request, counts=True)[0])
 
     def lookup(self, session: Session, number: int, args: wire.KeyList) -> Any:
         entry = self._registry.namespace(session, args.namespace)
@@ -213,5 +215,4 @@ class Reads:
         self._counters.add(_TIER_COUNTERS[HOST], len(found))
         self._counters.add("unknown", hits - len(found))
         self._counters.add("missed", request.count - hits)
-        if len(found):
-            self._balance.policy.touched(found)
+        self._balance.policy.asked(request.entry.number, request.keys, self._clock())

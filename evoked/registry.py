@@ -79,6 +79,7 @@ class Registry:
         self._tenants: dict[str | NoSalt, Tenant] = {}
         self.make_tenant: Callable[[str | NoSalt], Tenant]
         self.admit: Callable[[Tenant], None] = lambda tenant: None
+        self.founded: Callable[[NamespaceEntry], None] = lambda entry: None
         self.forgotten: Callable[[NamespaceEntry], None] = lambda entry: None
         self._next_pool = 1
 
@@ -131,6 +132,7 @@ class Registry:
         tenant.namespaces.add(entry)
         self.namespaces[number] = entry
         self._by_id[entry.id] = entry
+        self.founded(entry)
         return entry
 
     def _forget_unused(self) -> None:

@@ -138,6 +138,11 @@ class Session:
         self._bucket = Bucket()
         self._asks: OrderedDict[int, None] = OrderedDict()
 
+    @property
+    def reports(self) -> bool:
+        """Whether it reports what it was asked for, so that its transfers are no accesses."""
+        return bool(self._asks)
+
     def first_ask(self, ask: int) -> bool:
         """False when a report of this request was taken before (within the last few thousand)."""
         if ask in self._asks:

@@ -81,7 +81,7 @@ class Tenants:
             missing_bytes = count * part_bytes - room_bytes
             if missing_bytes <= 0:
                 return count
-            rows = self._index.victims(1, missing_bytes, sibling.number)
+            rows = self._balance.policy.victims(1, missing_bytes, sibling.number)
             self._balance.evict(rows)
             room_bytes = share_bytes - self.used_bytes(entry.tenant)
         return min(count, max(0, room_bytes // part_bytes))

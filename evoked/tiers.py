@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evoke.config import PolicyConfig
 from evoke.core import native
-from evoke.policy import Policy, make
+from evoke.policy.ranking import Ranking
 from evoked.counters import Counters
 from evoked.events import Announcer
 from evoked.user_policies import UserRanks
@@ -101,7 +101,7 @@ class Balance:
         self,
         tier: Tier,
         index: native.Index,
-        policy: Policy,
+        policy: Ranking,
         counters: Counters,
         announcer: Announcer,
     ) -> None:
@@ -114,7 +114,13 @@ class Balance:
 
     def swap(self, config: PolicyConfig) -> UserRanks | None:
         """See policies.PolicyHolder."""
-        self.policy = make(config.priority.formula, self._index)
+        score = config.score
+        self.policy.swap(
+            config.priority.built,
+            score.weight,
+            keep=score.state == "keep",
+            remembered_factor=score.remembered_factor,
+        )
         return None
 
     def place(self, block_bytes: int, count: int) -> U64:

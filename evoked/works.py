@@ -7,11 +7,12 @@ simulation can drive the very same objects.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from evoke.config import Config
 from evoke.core import native
-from evoke.policy import make
+from evoke.policy.classics import Lru
+from evoke.policy.ranking import Ranking
 from evoked.admin import Admin
 from evoked.counters import Counters
 from evoked.events import Announcer, EventSink
@@ -33,8 +34,6 @@ from evoked.watcher import Watcher
 from evoked.writes import Writes
 
 __all__ = ["Works"]
-
-_POLICY: Final = "lru"
 
 
 class Works:
@@ -64,7 +63,10 @@ class Works:
             self.index, namespaces_max=limits.namespaces, pools_max=limits.session_pools
         )
         self.announcer = Announcer(self.index, self.registry.namespaces)
-        policy = make(_POLICY, self.index)
+        policy = Ranking(self.index, Lru(chains=True), self.tier.capacity_bytes)
+        self.registry.founded = lambda entry: policy.add_namespace(
+            entry.number, entry.id, entry.block_bytes
+        )
         self.balance = Balance(self.tier, self.index, policy, counters, self.announcer)
         daemon = config.daemon
 
@@ -136,7 +138,7 @@ class Works:
             counters,
             self.announcer,
         )
-        reads = Reads(*shared, *moves, counters, self.announcer)
+        reads = Reads(*shared, *moves, counters, self.announcer, clock)
         self.observe = Observe(self.registry, counters, self.timers, clock, ScoreTable())
         self.handlers: dict[str, Handler] = {}
         for owner, verbs in (

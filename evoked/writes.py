@@ -68,7 +68,7 @@ class Writes:
             return b""
         if len(entry.namespace.parts) > 1:
             return self._store_parts(session, number, args, request, pool)
-        results, missing, held = self._open(request)
+        results, missing, held = self._open(session, request)
         with self._let_go(held):
             refs = self._tenants.place(entry, entry.part_bytes(0), len(missing))
         results[missing[len(refs) :]] = Stored.REFUSED
@@ -98,7 +98,7 @@ class Writes:
         entry.tenant.pending_bytes += pending_bytes
         return DEFERRED
 
-    def _open(self, request: Request) -> tuple[U8, U32, U32]:
+    def _open(self, session: Session, request: Request) -> tuple[U8, U32, U32]:
         """(results so far, positions that are missing, rows to hold until the end).
 
         What is present and the parent are held: making room for a chain must not eat the chain.
@@ -111,7 +111,7 @@ class Writes:
             parent = self._index.find(request.entry.number, request.parent)
             held = np.concatenate([parent[parent != native.NO_ROW], held])
         self._index.hold(held)
-        if len(held):
+        if len(held) and not session.reports:
             self._balance.policy.touched(held)
         return results, np.flatnonzero(~present).astype(np.uint32), held
 
@@ -170,7 +170,7 @@ class Writes:
         self, session: Session, number: int, args: wire.Store, request: Request, pool: PoolEntry
     ) -> Any:
         request.check_distinct()
-        results, missing, held = self._open(request)
+        results, missing, held = self._open(session, request)
         blocks: list[tuple[int, PendingBlock]] = []
         for position in missing.tolist():
             block = self._parts.join(
@@ -250,7 +250,7 @@ class Writes:
         self._grants.check_room(session, entry.tenant)
         if not request.count:
             return [0, b""]
-        results, missing, held = self._open(request)
+        results, missing, held = self._open(session, request)
         blocks: dict[int, PendingBlock] = {}
         with self._let_go(held):
             room_blocks = self._grants.room_bytes(session) // entry.block_bytes

@@ -19,12 +19,16 @@ Rows = NDArray[np.uint32]
 class Policy(Protocol):
     """Learns from accesses and names victims."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
+
+    def asked(self, namespace: int, keys: bytes, now_s: float) -> None:
+        """A request asked for the blocks of these keys, in chain order, stored or not."""
 
     def touched(self, rows: Rows) -> None:
-        """One request used these resident blocks, listed in chain order."""
+        """An access of resident blocks, in chain order, that no request reports."""
 
-    def victims(self, count: int, bytes_wanted: int) -> Rows:
+    def victims(self, count: int, bytes_wanted: int, namespace: int = -1) -> Rows:
         """Blocks to give up, worst first, until `count` of them and `bytes_wanted` bytes are
         reached; fewer when no more may leave. Never a held block, never a block with a resident
-        child that is not named before it. Chooses only."""
+        child that is not named before it. namespace: only of this one. Chooses only."""

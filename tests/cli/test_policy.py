@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Iterator[str]:
 def test_policy_commands(place: str, tmp_path: Path) -> None:
     """A person checks, reloads and looks back; a bad file exits 1 with `file:line key: reason`."""
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
-    good.write_text("[score]\nhalf_life = 7\n")
+    good.write_text("[score]\nhalf_life = 7\n[protect]\nsinks = 2\n")
     bad.write_text("[score]\n\nhalf_life = 0\n")
     socket = ("--socket", place)
     shown = json.loads(evokectl("policy", "show", "--json", *socket).stdout)
@@ -45,7 +45,7 @@ def test_policy_commands(place: str, tmp_path: Path) -> None:
         assert (refused.returncode, refused.stderr) == (1, sentence)
     reloaded = evokectl("policy", "reload", "--wait", str(good), *socket)
     assert reloaded.returncode == 0
-    assert reloaded.stderr.startswith("evokectl: warning: score: read and checked, but not obeyed")
+    assert reloaded.stderr.startswith("evokectl: warning: protect: read and checked, but not")
     assert "version 2 is in force" in reloaded.stdout
     assert "half_life = 7.0" in evokectl("policy", "show", *socket).stdout
     back = json.loads(evokectl("policy", "reload", "--json", *socket).stdout)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from evoke.core import native, spill
-from evoke.policy import make
+from evoke.policy.classics import Lru
+from evoke.policy.ranking import Ranking
 from evoked.flash import Saved
 from evoked.flash_demote import Demoter, DemotionRules
 from tests.core.flash import ID, MEMORY, MIB, bytes_of, key
@@ -28,12 +29,14 @@ class Memory:
         self.host.open()
         self.index = native.Index(buckets=64)
         self.number, _ = self.index.add_namespace(1)
+        policy = Ranking(self.index, Lru(chains=True), 4 * MIB)
+        policy.add_namespace(self.number, ID, LENGTH)
         self.freed: list[int] = []
         self.used_percent = 100
         namespaces = cast(Any, {self.number: SimpleNamespace(id=ID)})
         self.demoter = Demoter(
             self.index,
-            make("lru", self.index),
+            policy,
             self.host.tier,
             namespaces,
             DemotionRules(**rules),

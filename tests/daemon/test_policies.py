@@ -92,7 +92,7 @@ def test_warnings_are_told(start: Start) -> None:
     with start().peer() as peer:
         told = peer.ok("policy_reload", content, "")["warnings"]
         assert "place.keep: 0.1 is above alpha" in told[0]
-        assert "score, place: read and checked, but not obeyed by this version" in told[1]
+        assert "place: read and checked, but not obeyed by this version" in told[1]
         assert shown(peer)["warnings"] == told
 
 

@@ -149,11 +149,19 @@ class Model(EventSink):
         found = set()
         for entry in self.works.registry.namespaces.values():
             for row in self.works.index.rows_of(entry.number).tolist():
+                self._check_ranked(row)
                 block = (entry.id, self.works.index.row(row)["key"])
                 found.add(block)
                 if block not in self.damaged:
                     self.check_row(entry, row, block)
         assert found == self.visible
+
+    def _check_ranked(self, row: int) -> None:
+        """What the policy believes of a row is what the index says."""
+        ranked, truth = self.works.balance.policy.row(row), self.works.index.row(row)
+        assert ranked["parent_row"] == truth["parent_row"]
+        assert ranked["held"] == (truth["holds"] > 0)
+        assert ranked["resident"]
 
     # ------------------------------------------------------------------ books
     def check_books(self, sessions: list[Session], now_s: float) -> None:

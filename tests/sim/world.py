@@ -17,6 +17,7 @@ from evoke.config import Config
 from evoke.config.schema import Daemon, Debug, Host, Limits, Tenants
 from evoke.core import native
 from evoked.counters import Counters
+from evoked.policy_texts import FORMULAS, load
 from evoked.server import DEFERRED, Refusal
 from evoked.sessions import Session
 from evoked.works import Works
@@ -66,6 +67,9 @@ class World:
         )
         self.works.transfers._log = cast(structlog.stdlib.BoundLogger, Loud())
         self.works.publish_to(self.model)
+        # One after the other, so that a replayed seed has its formula whatever was drawn before.
+        formula = sorted(FORMULAS)[seed % len(FORMULAS)]
+        self.works.balance.swap(load(f'[priority]\nformula = "{formula}"\n', "world"))
         self.model.works = self.works
         # What one world hardly does another does all the time.
         self.taste = [rng.choice((0.1, 1.0, 1.0, 6.0)) for _ in ACTS]
