@@ -20,12 +20,19 @@ from evoked.sessions import Instance, NamespaceEntry, Session
 from evoked.tiers import Balance, Tier
 from evoked.timers import Timer, Timers
 
-__all__ = ["OUTCOMES", "PartState", "Parts", "PendingBlock"]
+__all__ = ["COUNTED", "OUTCOMES", "PartState", "Parts", "PendingBlock"]
 
 OUTCOMES: Final = {
     native.FAULT: Stored.FAULT,
     native.LATE: Stored.LATE,
     native.CANCELLED: Stored.LATE,
+}
+COUNTED: Final = {
+    Stored.STORED: "blocks_stored",
+    Stored.PRESENT: "blocks_present",
+    Stored.REFUSED: "blocks_refused",
+    Stored.FAULT: "peer_faults",
+    Stored.LATE: "blocks_late",
 }
 
 

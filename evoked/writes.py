@@ -14,7 +14,7 @@ from evoke.core import native
 from evoked.counters import Counters
 from evoked.events import Announcer
 from evoked.grants import Grants
-from evoked.parts import OUTCOMES, Parts, PartState, PendingBlock
+from evoked.parts import COUNTED, OUTCOMES, Parts, PartState, PendingBlock
 from evoked.registry import Registry, Request
 from evoked.server import DEFERRED, Refusal, Replier
 from evoked.sessions import Grant, NamespaceEntry, PoolEntry, Session
@@ -23,14 +23,6 @@ from evoked.tiers import U32, U64, Balance, Tier
 from evoked.transfers import U8, Transfers
 
 __all__ = ["Writes"]
-
-_COUNTED = {
-    Stored.STORED: "blocks_stored",
-    Stored.PRESENT: "blocks_present",
-    Stored.REFUSED: "blocks_refused",
-    Stored.FAULT: "peer_faults",
-    Stored.LATE: "blocks_late",
-}
 
 
 class Writes:
@@ -129,8 +121,8 @@ class Writes:
     def _close(self, results: U8, held: U32) -> bytes:
         self._balance.free(self._index.unhold(held))
         for code, count in enumerate(np.bincount(results, minlength=len(Stored)).tolist()):
-            if count and Stored(code) in _COUNTED:
-                self._counters.add(_COUNTED[Stored(code)], count)
+            if count and Stored(code) in COUNTED:
+                self._counters.add(COUNTED[Stored(code)], count)
         return results.tobytes()
 
     def _insert_runs(

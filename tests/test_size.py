@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {".py", ".pyi", ".cpp", ".hpp"}
-AFTERNOON_LINES_MAX = 23_000  # ARCHITECTURE.md says why it is not the 8,000 of the design
+AFTERNOON_LINES_MAX = 27_000  # ARCHITECTURE.md says why it is not the 8,000 of the design
 FILE_LINES_MAX = 340
 INTEGRATIONS = {
     "conformance.py",
