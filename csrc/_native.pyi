@@ -92,7 +92,7 @@ class Index:
 
     def __init__(self, buckets: int = 1 << 14, max_buckets: int = 1 << 24) -> None:
         """buckets (64 bytes, about two entries each) of the first published table; it doubles by
-        itself, which stalls the caller (about 0.1 us per entry), up to max_buckets."""
+        itself up to max_buckets, above 2 MiB a few rows with each insert."""
 
     def add_namespace(self, parts: int) -> tuple[int, bytes]:
         """(namespace number, 16-byte tag secret: random)."""
@@ -151,7 +151,15 @@ class Index:
 
     def hold(self, rows: U32) -> None: ...
     def unhold(self, rows: U32) -> U64:
-        """Refs that became free (erased while held)."""
+        """Refs that became free (erased while held). What nothing holds any more, at or below it,
+        becomes the most recent."""
+
+    def lend(self, rows: U32) -> None:
+        """Holds that keep the rows' recency: for a few at a time, since victims() passes them over.
+        ValueError when one is lent already."""
+
+    def take_back(self, rows: U32) -> U64:
+        """Ends lend() (ValueError without one): refs that became free."""
 
     def is_visible(self, rows: U32) -> U8: ...
     def touch(self, rows: U32) -> None:
@@ -160,7 +168,8 @@ class Index:
 
     def victims(self, count: int, bytes_wanted: int = 0, namespace: int = -1) -> U32:
         """Least recent rows that are not held and have no resident child left (counting earlier
-        victims as gone), until count rows and bytes_wanted bytes are reached. Chooses only."""
+        victims as gone), until count rows and bytes_wanted bytes are reached. Chooses only, and
+        does not look at what is held."""
 
     def descendants(self, rows: U32) -> U32:
         """rows and everything below them, children before parents."""
@@ -169,19 +178,26 @@ class Index:
         """Visible rows with a part in [begin_ref, end_ref)."""
 
     def oldest(self) -> int:
-        """Least recent row that is not held, or NO_ROW."""
+        """Least recent row with nothing held at or below it, or NO_ROW."""
 
     def part(self, rows: U32, part: int) -> tuple[U64, U32, U64]:
         """(refs, lengths, sums) of one part of each row. IndexError on a dead row."""
+
+    def keys(self, rows: U32) -> bytes: ...
+    def facts(self, rows: U32) -> tuple[U32, U32, U8]:
+        """(namespace, parts, 1 when it is held or anything below it is) of each row."""
 
     def row(self, row: int) -> dict[str, Any]:
         """{namespace, key, chain_index, parent_row, children, holds, tier, parts, bytes,
         generation (rises when the row number dies)}"""
 
-    def rows_of(self, namespace: int) -> U32: ...
+    def rows_of(self, namespace: int, count: int = 2**64 - 1) -> U32:
+        """Up to count, the least recent first, then those with something held at or below."""
+
     def usage(self) -> list[dict[str, int]]:
-        """Per namespace {namespace, blocks, bytes, leaving_bytes (of erased blocks that are held)},
-        counted from the rows on each change."""
+        """Per namespace {namespace, blocks, bytes, gaps (blocks that have, as far as is known,
+        no stored parent: no prefix reaches them), leaving_bytes (of erased blocks that are
+        held)}, counted from the rows on each change."""
 
     def check(self) -> None:
         """Walk everything and prove it (links, counts, published table); RuntimeError says what."""
@@ -191,6 +207,9 @@ class Index:
     def table_fd(self) -> int:
         """memfd of the published table, sealed SHRINK|GROW|FUTURE_WRITE|SEAL. The index owns it
         and closes it when table_epoch rises."""
+
+    def is_growing(self) -> bool:
+        """The published table is."""
 
     table_epoch: int  # rises with each resize; a new memfd then
     unpublished: int  # rows that found no bucket (look-ups miss them; fetch finds them)

@@ -6,9 +6,9 @@
 #include <system_error>
 #include <vector>
 
+#include "bind_table.hpp"
 #include "bindings.hpp"
 #include "index.hpp"
-#include "table.hpp"
 
 namespace py = pybind11;
 
@@ -20,9 +20,6 @@ template <typename T>
 using Exact = py::array_t<T, py::array::c_style>;
 using Rows = Exact<uint32_t>;
 using Refs = Exact<uint64_t>;
-
-// Keys from here on are looked up without the GIL; below, giving it up costs more than it gives.
-constexpr size_t kKeysWithoutGil = 2048;
 
 template <typename T>
 std::span<const T> span_of(const Exact<T>& array) {
@@ -119,6 +116,30 @@ class PyIndex {
     return py::make_tuple(refs, lengths, sums);
   }
 
+  py::bytes keys(const Rows& rows) const {
+    std::string packed;
+    packed.reserve(static_cast<size_t>(rows.size()) * 32);
+    for (const uint32_t number : span_of(rows)) {
+      const Row& row = get().live_row(number);
+      packed.append(reinterpret_cast<const char*>(row.key.data()), row.key.size());
+    }
+    return {packed.data(), packed.size()};
+  }
+
+  py::tuple facts(const Rows& rows) const {
+    const auto count = static_cast<size_t>(rows.size());
+    auto namespaces = new_array<uint32_t>(count);
+    auto parts = new_array<uint32_t>(count);
+    auto staying = new_array<uint8_t>(count);
+    for (size_t i = 0; i < count; ++i) {
+      const Row& row = get().live_row(rows.data()[i]);
+      namespaces.mutable_data()[i] = row.namespace_number;
+      parts.mutable_data()[i] = row.part_count;
+      staying.mutable_data()[i] = row.must_stay() || row.lent != 0 ? 1 : 0;
+    }
+    return py::make_tuple(namespaces, parts, staying);
+  }
+
   py::dict row(uint32_t number) const {
     const Row& row = get().live_row(number);
     py::dict entry;
@@ -126,7 +147,11 @@ class PyIndex {
     entry["key"] = bytes_of(row.key.data(), row.key.size());
     entry["chain_index"] = row.chain_index;
     entry["parent_row"] = row.parent;
-    entry["children"] = row.children;
+    uint32_t children = 0;
+    for (uint32_t at = row.first_child; at != kNoRow; at = get().live_row(at).next_sibling) {
+      ++children;
+    }
+    entry["children"] = children;
     entry["holds"] = row.holds;
     entry["tier"] = uint32_t{row.tier};
     entry["parts"] = uint32_t{row.part_count};
@@ -150,6 +175,7 @@ class PyIndex {
       entry["namespace"] = usage.number;
       entry["blocks"] = usage.blocks;
       entry["bytes"] = usage.bytes;
+      entry["gaps"] = usage.gaps;
       entry["leaving_bytes"] = usage.leaving_bytes;
       list.append(entry);
     }
@@ -165,58 +191,6 @@ class PyIndex {
   }
 
   std::unique_ptr<Index> index_;
-};
-
-// The TableView of Python: close() lets look-ups in other threads finish.
-class PyTableView {
- public:
-  explicit PyTableView(int fd) : reader_(std::make_shared<const TableReader>(fd)) {}
-
-  std::shared_ptr<const TableReader> get() const {
-    require_open(reader_ != nullptr, "table view");
-    return reader_;
-  }
-  void close() { reader_.reset(); }
-
-  py::array_t<uint8_t> lookup(const py::bytes& secret, const py::bytes& keys) const {
-    const auto reader = get();
-    const std::span<const uint8_t> packed = checked_keys(keys);
-    auto tiers = new_array<uint8_t>(packed.size() / 32);
-    uint8_t* const to = tiers.mutable_data();
-    const TagSecret key = secret_of(secret);
-    if (packed.size() / 32 < kKeysWithoutGil) {
-      reader->lookup(key, packed, to);
-    } else {
-      const py::gil_scoped_release unlocked;
-      reader->lookup(key, packed, to);
-    }
-    return tiers;
-  }
-
-  size_t leading(const py::bytes& secret, const py::bytes& keys) const {
-    const auto reader = get();
-    return reader->leading(secret_of(secret), checked_keys(keys));
-  }
-
- private:
-  static TagSecret secret_of(const py::bytes& secret) {
-    const std::span<const uint8_t> bytes = span_of(secret);
-    TagSecret value;
-    if (bytes.size() != sizeof value) {
-      throw py::value_error("secret: " + std::to_string(bytes.size()) + " bytes, expected 16");
-    }
-    std::memcpy(&value, bytes.data(), sizeof value);
-    return value;
-  }
-
-  static std::span<const uint8_t> checked_keys(const py::bytes& keys) {
-    const std::span<const uint8_t> packed = span_of(keys);
-    if (packed.size() % 32 == 0) return packed;
-    throw py::value_error("keys: " + std::to_string(packed.size()) +
-                          " bytes, not a multiple of 32");
-  }
-
-  std::shared_ptr<const TableReader> reader_;
 };
 
 void bind_index_class(py::module_& m) {
@@ -262,6 +236,12 @@ void bind_index_class(py::module_& m) {
           "unhold",
           [](I self, const Rows& rows) { return array_of(self.get().unhold(span_of(rows))); },
           py::arg("rows"))
+      .def(
+          "lend", [](I self, const Rows& rows) { self.get().lend(span_of(rows)); }, py::arg("rows"))
+      .def(
+          "take_back",
+          [](I self, const Rows& rows) { return array_of(self.get().take_back(span_of(rows))); },
+          py::arg("rows"))
       .def("is_visible", &PyIndex::is_visible, py::arg("rows"))
       .def(
           "touch", [](I self, const Rows& rows) { self.get().touch(span_of(rows)); },
@@ -283,20 +263,28 @@ void bind_index_class(py::module_& m) {
           },
           py::arg("begin_ref"), py::arg("end_ref"))
       .def("oldest", [](I self) { return self.get().oldest(); })
+      .def("is_growing", [](I self) { return self.get().publisher().is_growing(); })
       .def("part", &PyIndex::part, py::arg("rows"), py::arg("part"))
+      .def("keys", &PyIndex::keys, py::arg("rows"))
+      .def("facts", &PyIndex::facts, py::arg("rows"))
       .def("row", &PyIndex::row, py::arg("row"))
       .def(
-          "rows_of", [](I self, uint32_t number) { return array_of(self.get().rows_of(number)); },
-          py::arg("namespace"))
+          "rows_of",
+          [](I self, uint32_t number, size_t count) {
+            return array_of(self.get().rows_of(number, count));
+          },
+          py::arg("namespace"), py::arg("count") = SIZE_MAX)
       .def("follow", [](I self) { self.get().follow(); })
       .def("take_changes", &PyIndex::take_changes)
       .def("usage", &PyIndex::usage)
       .def("check", [](I self) { self.get().check(); })
       .def("__len__", [](I self) { return self.get().size(); })
       .def("metadata_bytes", [](I self) { return self.get().metadata_bytes(); })
-      .def("table_fd", [](I self) { return self.get().table_fd(); })
-      .def_property_readonly("table_epoch", [](I self) { return self.get().table_epoch(); })
-      .def_property_readonly("unpublished", [](I self) { return self.get().unpublished(); })
+      .def("table_fd", [](I self) { return self.get().publisher().table().fd(); })
+      .def_property_readonly("table_epoch",
+                             [](I self) { return self.get().publisher().table().epoch(); })
+      .def_property_readonly("unpublished",
+                             [](I self) { return self.get().publisher().unpublished(); })
       .def("close", &PyIndex::close);
 }
 
@@ -306,13 +294,7 @@ void bind_index(py::module_& m) {
   m.attr("NO_ROW") = kNoRow;
   m.attr("NO_REF") = ~uint64_t{0};
   bind_index_class(m);
-  py::class_<PyTableView>(m, "TableView")
-      .def(py::init<int>(), py::arg("fd"))
-      .def_property_readonly("epoch", [](const PyTableView& self) { return self.get()->epoch(); })
-      .def("superseded", [](const PyTableView& self) { return self.get()->superseded(); })
-      .def("lookup", &PyTableView::lookup, py::arg("secret"), py::arg("keys"))
-      .def("leading", &PyTableView::leading, py::arg("secret"), py::arg("keys"))
-      .def("close", &PyTableView::close);
+  bind_table(m);
 }
 
 }  // namespace evoke

@@ -32,8 +32,7 @@ void require_tier(uint32_t tier) {
 
 }  // namespace
 
-Index::Index(size_t buckets, size_t max_buckets)
-    : table_(std::make_unique<TableWriter>(buckets, 1)), max_buckets_(max_buckets) {}
+Index::Index(size_t buckets, size_t max_buckets) : publisher_(&rows_, buckets, max_buckets) {}
 
 std::pair<uint32_t, TagSecret> Index::add_namespace(uint32_t parts) {
   if (parts < 1 || parts > kMaxParts) {
@@ -173,8 +172,9 @@ uint32_t Index::add_row(uint32_t namespace_number, const uint8_t* key, const Tag
   recency_.add_newest(rows_, number);
   space.recency.add_newest(rows_, number);
   ++space.blocks;
+  space.roots += chain_index == 0 ? 1 : 0;
   space.bytes += row.bytes();
-  publish(number);
+  publisher_.publish(number);
   note(ChangeKind::kStored, number, namespace_number);
   return number;
 }
@@ -185,12 +185,16 @@ bool Index::link_one(uint32_t child, uint32_t parent) {
   Row& above = rows_[parent];
   if (below.parent != kNoRow || below.chain_index != uint64_t{above.chain_index} + 1) return false;
   below.parent = parent;
+  ++namespaces_[below.namespace_number].linked;
   below.previous_sibling = kNoRow;
   below.next_sibling = above.first_child;
   if (above.first_child != kNoRow) rows_[above.first_child].previous_sibling = child;
   above.first_child = child;
-  ++above.children;
   note(ChangeKind::kLinked, child, parent);
+  if (below.staying) {
+    ++above.staying_children;
+    settle(parent);
+  }
   return true;
 }
 
@@ -205,21 +209,28 @@ void Index::link(uint32_t namespace_number, std::span<const uint8_t> keys) {
 
 void Index::unlink(uint32_t number) {
   Row& row = rows_[number];
+  uint64_t& linked = namespaces_[row.namespace_number].linked;
   for (uint32_t child = row.first_child; child != kNoRow;) {
     Row& below = rows_[child];
     note(ChangeKind::kUnlinked, child);
     child = below.next_sibling;
+    --linked;
     below.parent = below.next_sibling = below.previous_sibling = kNoRow;
   }
   row.first_child = kNoRow;
-  row.children = 0;
+  row.staying_children = 0;
   if (row.parent == kNoRow) return;
+  --linked;
   Row& above = rows_[row.parent];
   (row.previous_sibling == kNoRow ? above.first_child : rows_[row.previous_sibling].next_sibling) =
       row.next_sibling;
   if (row.next_sibling != kNoRow) rows_[row.next_sibling].previous_sibling = row.previous_sibling;
-  --above.children;
+  const uint32_t parent = row.parent;
   row.parent = row.next_sibling = row.previous_sibling = kNoRow;
+  if (row.staying) {
+    --above.staying_children;
+    settle(parent);
+  }
 }
 
 void Index::free_row(uint32_t number, std::vector<uint64_t>* freed) {
@@ -235,19 +246,20 @@ void Index::free_row(uint32_t number, std::vector<uint64_t>* freed) {
 void Index::remove_one(uint32_t number, std::vector<uint64_t>* freed) {
   Row& row = rows_[number];
   Namespace& space = namespaces_[row.namespace_number];
-  unpublish(number);
+  publisher_.unpublish(number);
   unlink(number);
   note(ChangeKind::kErased, number);
-  recency_.remove(rows_, number);
-  space.recency.remove(rows_, number);
+  if (!row.staying) recency_.remove(rows_, number);
+  (row.staying ? space.staying : space.recency).remove(rows_, number);
   map_.erase(map_.hash(row.tag), number);
   --space.blocks;
+  space.roots -= row.chain_index == 0 ? 1 : 0;
   space.bytes -= row.bytes();
   ++space.leaving_blocks;
   space.leaving_bytes += row.bytes();
   row.state = RowState::kErased;
   if (row.holds == 0) free_row(number, freed);
-  retry_waiting(1);
+  publisher_.retry_waiting();
 }
 
 std::vector<uint64_t> Index::erase(std::span<const uint32_t> rows) {
@@ -285,9 +297,9 @@ std::vector<uint64_t> Index::relocate(std::span<const uint32_t> rows,
       had.push_back(std::exchange(ref, refs[had.size()]));
     }
     if (row.tier == tier) continue;
-    unpublish(number);
+    publisher_.unpublish(number);
     row.tier = tier & 3;
-    publish(number);
+    publisher_.publish(number);
     note(ChangeKind::kMoved, number);
   }
   return had;
@@ -297,6 +309,7 @@ void Index::hold(std::span<const uint32_t> rows) {
   require_visible(rows);
   for (const uint32_t row : rows) {
     if (++rows_[row].holds == 1) note(ChangeKind::kHeld, row);
+    settle(row);
   }
 }
 
@@ -313,16 +326,12 @@ std::vector<uint64_t> Index::unhold(std::span<const uint32_t> rows) {
   }
   std::vector<uint64_t> freed;
   for (const uint32_t row : rows) {
+    if (is_visible(row)) settle(row);
     if (rows_[row].holds > 0) continue;
     if (rows_[row].state == RowState::kErased) free_row(row, &freed);
     if (rows_[row].state == RowState::kVisible) note(ChangeKind::kLoose, row);
   }
   return freed;
-}
-
-size_t Index::metadata_bytes() const {
-  return rows_.size_bytes() + map_.size_bytes() + table_->size_bytes() +
-         namespaces_.capacity() * sizeof(Namespace) + waiting_.capacity() * sizeof(Waiting);
 }
 
 }  // namespace evoke

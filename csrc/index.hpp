@@ -3,21 +3,21 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "changes.hpp"
+#include "publisher.hpp"
 #include "rows.hpp"
-#include "table.hpp"
 
 namespace evoke {
 
 struct NamespaceUsage {
   uint32_t number;
   uint64_t blocks, bytes;
+  uint64_t gaps;           // blocks that have, as far as is known, no stored parent
   uint64_t leaving_bytes;  // of erased blocks that are held: their memory is not given back yet
 };
 
@@ -35,8 +35,9 @@ struct NewBlocks {
 
 // Owned by one thread. A row is visible from insert to erase. A held row that is erased disappears
 // at once and its memory is given back at the last unhold. A parent is always more recent than its
-// children. Bad arguments: std::invalid_argument; a row that is not visible: std::out_of_range;
-// nothing has changed then.
+// children. A held row has no recency, nor have its ancestors: when nothing holds them any more
+// they are the most recent. Bad arguments: std::invalid_argument; a row that is not visible:
+// std::out_of_range; nothing has changed then.
 class Index {
  public:
   // buckets: of the first published table; it doubles by itself up to max_buckets.
@@ -58,14 +59,19 @@ class Index {
 
   void hold(std::span<const uint32_t> rows);
   std::vector<uint64_t> unhold(std::span<const uint32_t> rows);
+  // Holds that keep the rows' recency: for a few at a time, since victims() has to pass them over.
+  // A row is lent once at most (std::invalid_argument).
+  void lend(std::span<const uint32_t> rows);
+  std::vector<uint64_t> take_back(std::span<const uint32_t> rows);
 
   // Afterwards the first row is the most recent but for its ancestors, and so on.
   void touch(std::span<const uint32_t> rows);
   std::vector<uint32_t> victims(size_t count, uint64_t bytes_wanted, int64_t namespace_number);
   std::vector<uint32_t> descendants(std::span<const uint32_t> rows);
   std::vector<uint32_t> rows_in(uint64_t begin_ref, uint64_t end_ref) const;
-  std::vector<uint32_t> rows_of(uint32_t namespace_number) const;
-  uint32_t oldest() const;
+  // The least recent first, then those with something held at or below them; up to count.
+  std::vector<uint32_t> rows_of(uint32_t namespace_number, size_t count = SIZE_MAX) const;
+  uint32_t oldest() const { return recency_.oldest(); }
 
   bool is_visible(uint32_t row) const { return rows_.is(row, RowState::kVisible); }
   const Row& live_row(uint32_t row) const;  // visible, or erased and held
@@ -73,9 +79,7 @@ class Index {
   std::vector<NamespaceUsage> usage() const;
   size_t size() const { return map_.size(); }
   size_t metadata_bytes() const;
-  int table_fd() const { return table_->fd(); }
-  uint64_t table_epoch() const { return table_->epoch(); }
-  size_t unpublished() const { return unpublished_; }
+  const Publisher& publisher() const { return publisher_; }
 
   // From now on changes of visible rows are noted, in order, until they are taken.
   void follow() { following_ = true; }
@@ -91,13 +95,12 @@ class Index {
     bool live = true;
     uint64_t blocks = 0;
     uint64_t bytes = 0;
+    uint64_t linked = 0;          // blocks with a parent
+    uint64_t roots = 0;           // blocks of chain index 0
     uint64_t leaving_blocks = 0;  // erased, but held
     uint64_t leaving_bytes = 0;
     RecencyList recency{kOfNamespace};
-  };
-  struct Waiting {  // a row that found no bucket
-    uint32_t row;
-    uint32_t generation;
+    RecencyList staying{kOfNamespace};  // in no order
   };
 
   const Namespace& namespace_at(uint64_t number) const;
@@ -110,14 +113,10 @@ class Index {
   bool link_one(uint32_t child, uint32_t parent);
   void unlink(uint32_t row);
   void move_to_newest(uint32_t row);
+  void settle(uint32_t row);  // on the list where it belongs, and then its ancestors
   void remove_one(uint32_t row, std::vector<uint64_t>* freed);
   void free_row(uint32_t row, std::vector<uint64_t>* freed);
   uint32_t next_stamp();
-
-  void publish(uint32_t row);
-  void unpublish(uint32_t row);
-  void grow_table();
-  void retry_waiting(size_t count);  // up to count of the rows that found no bucket
 
   void check_rows() const;
   void check_row(uint32_t row) const;
@@ -130,12 +129,7 @@ class Index {
   RecencyList recency_{kOfAll};
   std::vector<Namespace> namespaces_;
   std::vector<uint32_t> unused_namespaces_;  // dropped, and without rows: their numbers come back
-  std::unique_ptr<TableWriter> table_;
-  size_t max_buckets_;
-  size_t grow_above_entries_ = 0;  // after a refusal: not before there are this many
-  size_t unpublished_ = 0;
-  std::vector<Waiting> waiting_;  // and some that have been published or erased since
-  size_t next_waiting_ = 0;
+  Publisher publisher_;
   uint32_t stamp_ = 0;
   bool following_ = false;
   Changes changes_;

@@ -22,19 +22,16 @@ void Index::check() const {
 
 void Index::check_rows() const {
   size_t visible = 0;
-  size_t unpublished = 0;
   for (uint32_t number = 0; number < rows_.end(); ++number) {
     const Row& row = rows_[number];
     if (row.state == RowState::kErased) require(row.holds > 0, "erased, not held: row", number);
     if (row.state != RowState::kVisible) continue;
     ++visible;
-    unpublished += row.published ? 0 : 1;
     check_row(number);
     check_children(number);
   }
   require(visible == map_.size(), "visible rows differ from the map's:", visible);
-  require(unpublished == unpublished_, "unpublished rows:", unpublished);
-  require(table_->entries() == visible - unpublished, "table entries:", table_->entries());
+  publisher_.check();
 }
 
 void Index::check_row(uint32_t number) const {
@@ -44,7 +41,7 @@ void Index::check_row(uint32_t number) const {
   require(row.part_count == space.parts, "wrong number of parts of row", number);
   require(find_one(row.namespace_number, row.key.data(), row.tag) == number, "can't find row",
           number);
-  require(!row.published || table_->contains(row.tag, row.tier), "not in the table: row", number);
+  require(row.staying == row.must_stay(), "held, or not: row", number);
   if (row.parent == kNoRow) {
     require(row.next_sibling == kNoRow && row.previous_sibling == kNoRow,
             "siblings without a parent: row", number);
@@ -59,48 +56,55 @@ void Index::check_row(uint32_t number) const {
 }
 
 void Index::check_children(uint32_t number) const {
-  uint32_t children = 0;
+  uint32_t staying = 0;
   uint32_t before = kNoRow;
   for (uint32_t child = rows_[number].first_child; child != kNoRow;) {
     require(is_visible(child) && rows_[child].parent == number, "not its child: row", child);
     require(rows_[child].previous_sibling == before, "sibling links of row", child);
-    require(++children <= rows_[number].children, "too many children of row", number);
+    staying += rows_[child].staying ? 1 : 0;
     before = child;
     child = rows_[child].next_sibling;
   }
-  require(children == rows_[number].children, "missing children of row", number);
+  require(staying == rows_[number].staying_children, "held children of row", number);
 }
 
 void Index::check_recency() const {
   // Once with the list of all, once with the namespaces' lists: each row once, children first.
+  size_t staying = 0;
+  for (uint32_t number = 0; number < rows_.end(); ++number) {
+    staying += is_visible(number) && rows_[number].staying ? 1 : 0;
+  }
   for (const int which : {kOfAll, kOfNamespace}) {
     std::vector<bool> met(rows_.end(), false);
     size_t count = 0;
-    const auto walk = [&](const RecencyList& list, uint64_t space) {
+    const auto walk = [&](const RecencyList& list, uint64_t space, bool stays) {
       uint32_t before = kNoRow;
       for (uint32_t at = list.oldest(); at != kNoRow; at = list.newer(rows_, at)) {
         require(is_visible(at) && !met[at], "dead or twice in a recency list: row", at);
         require(rows_[at].links[which].older == before, "recency links of row", at);
         require(which == kOfAll || rows_[at].namespace_number == space, "foreign row", at);
         const uint32_t parent = rows_[at].parent;
-        require(parent == kNoRow || !met[parent], "more recent than its parent: row", at);
+        require(stays || parent == kNoRow || !met[parent], "more recent than its parent: row", at);
+        require(rows_[at].staying == stays, "on the wrong list: row", at);
         met[at] = true;
         before = at;
         ++count;
       }
       require(list.newest() == before, "newest of a recency list:", list.newest());
     };
-    if (which == kOfAll) walk(recency_, 0);
+    if (which == kOfAll) walk(recency_, 0, false);
     for (size_t i = 0; which == kOfNamespace && i < namespaces_.size(); ++i) {
-      walk(namespaces_[i].recency, i);
+      walk(namespaces_[i].recency, i, false);
+      walk(namespaces_[i].staying, i, true);
     }
-    require(count == map_.size(), "rows in the recency lists:", count);
+    require(count + (which == kOfAll ? staying : 0) == map_.size(), "rows in the lists:", count);
   }
 }
 
 void Index::check_usage() const {
   std::vector<uint64_t> blocks(namespaces_.size(), 0);
   std::vector<uint64_t> bytes(namespaces_.size(), 0);
+  std::vector<uint64_t> gaps(namespaces_.size(), 0);
   std::vector<uint64_t> leaving_bytes(namespaces_.size(), 0);
   for (uint32_t number = 0; number < rows_.end(); ++number) {
     if (rows_.is(number, RowState::kErased)) {
@@ -108,11 +112,15 @@ void Index::check_usage() const {
     }
     if (!is_visible(number)) continue;
     ++blocks[rows_[number].namespace_number];
+    const bool is_gap = rows_[number].chain_index > 0 && rows_[number].parent == kNoRow;
+    gaps[rows_[number].namespace_number] += is_gap ? 1 : 0;
     bytes[rows_[number].namespace_number] += rows_[number].bytes();
   }
   for (size_t i = 0; i < namespaces_.size(); ++i) {
     require(namespaces_[i].blocks == blocks[i], "blocks counted for namespace", i);
     require(namespaces_[i].bytes == bytes[i], "bytes counted for namespace", i);
+    require(namespaces_[i].blocks - namespaces_[i].linked - namespaces_[i].roots == gaps[i],
+            "gaps counted for namespace", i);
     require(namespaces_[i].leaving_bytes == leaving_bytes[i], "leaving bytes of namespace", i);
   }
 }

@@ -1,16 +1,12 @@
-// Of Index: what depends on recency and chain links, and publishing.
+// Of Index: what depends on recency and chain links.
 #include <algorithm>
 #include <cassert>
-#include <system_error>
+#include <stdexcept>
+#include <string>
 
 #include "index.hpp"
 
 namespace evoke {
-namespace {
-
-constexpr size_t kSlotsPerBucket = 3;
-
-}  // namespace
 
 uint32_t Index::next_stamp() {
   if (++stamp_ == 0) {
@@ -29,8 +25,28 @@ void Index::note(ChangeKind kind, uint32_t number, uint32_t other) {
 }
 
 void Index::move_to_newest(uint32_t row) {
+  if (rows_[row].staying) return;
   recency_.move_to_newest(rows_, row);
   namespaces_[rows_[row].namespace_number].recency.move_to_newest(rows_, row);
+}
+
+void Index::settle(uint32_t number) {
+  while (number != kNoRow && rows_[number].staying != rows_[number].must_stay()) {
+    Row& row = rows_[number];
+    Namespace& space = namespaces_[row.namespace_number];
+    row.staying = !row.staying;
+    if (row.staying) {
+      recency_.remove(rows_, number);
+      space.recency.remove(rows_, number);
+      space.staying.add_newest(rows_, number);
+    } else {
+      space.staying.remove(rows_, number);
+      recency_.add_newest(rows_, number);
+      space.recency.add_newest(rows_, number);
+    }
+    number = row.parent;
+    if (number != kNoRow) rows_[number].staying_children += row.staying ? 1 : -1;
+  }
 }
 
 void Index::touch(std::span<const uint32_t> rows) {
@@ -54,15 +70,15 @@ std::vector<uint32_t> Index::victims(size_t count, uint64_t bytes_wanted,
   const RecencyList& list = namespace_number < 0
                                 ? recency_
                                 : namespace_at(static_cast<uint64_t>(namespace_number)).recency;
-  // Children are less recent than their parent, so the walk meets them first: a row that stays
-  // marks its parent, which then has to stay too.
+  // What is held, and what is above it, is not on the list, but what is lent is. Children are less
+  // recent than their parent, so the walk meets them first: a row that stays marks its parent.
   const uint32_t stays = next_stamp();
   std::vector<uint32_t> chosen;
   uint64_t bytes = 0;
   for (uint32_t at = list.oldest(); at != kNoRow; at = list.newer(rows_, at)) {
     if (chosen.size() >= count && bytes >= bytes_wanted) break;
     const Row& row = rows_[at];
-    if (row.holds == 0 && row.stamp != stays) {
+    if (row.lent == 0 && row.stamp != stays) {
       chosen.push_back(at);
       bytes += row.bytes();
     } else if (row.parent != kNoRow) {
@@ -70,6 +86,38 @@ std::vector<uint32_t> Index::victims(size_t count, uint64_t bytes_wanted,
     }
   }
   return chosen;
+}
+
+void Index::lend(std::span<const uint32_t> rows) {
+  require_visible(rows);
+  const uint32_t stamp = next_stamp();
+  for (const uint32_t row : rows) {
+    if (rows_[row].lent != 0 || rows_[row].stamp == stamp) {
+      throw std::invalid_argument("rows: row " + std::to_string(row) + " is lent already");
+    }
+    rows_[row].stamp = stamp;
+  }
+  for (const uint32_t row : rows) {
+    rows_[row].lent = 1;
+    if (++rows_[row].holds == 1) note(ChangeKind::kHeld, row);
+  }
+}
+
+std::vector<uint64_t> Index::take_back(std::span<const uint32_t> rows) {
+  for (const uint32_t row : rows) {
+    if (live_row(row).lent == 0) {
+      throw std::invalid_argument("rows: row " + std::to_string(row) + " is not lent");
+    }
+  }
+  std::vector<uint64_t> freed;
+  for (const uint32_t row : rows) {
+    if (rows_[row].lent == 0) continue;  // named twice
+    rows_[row].lent = 0;
+    if (--rows_[row].holds > 0) continue;
+    if (rows_[row].state == RowState::kErased) free_row(row, &freed);
+    if (rows_[row].state == RowState::kVisible) note(ChangeKind::kLoose, row);
+  }
+  return freed;
 }
 
 std::vector<uint32_t> Index::descendants(std::span<const uint32_t> rows) {
@@ -117,20 +165,17 @@ std::vector<uint32_t> Index::rows_in(uint64_t begin_ref, uint64_t end_ref) const
   return found;
 }
 
-std::vector<uint32_t> Index::rows_of(uint32_t namespace_number) const {
+std::vector<uint32_t> Index::rows_of(uint32_t namespace_number, size_t count) const {
   const Namespace& space = namespace_at(namespace_number);
   std::vector<uint32_t> found;
-  found.reserve(space.blocks);
-  for (uint32_t at = space.recency.oldest(); at != kNoRow; at = space.recency.newer(rows_, at)) {
-    found.push_back(at);
+  found.reserve(std::min<size_t>(space.blocks, count));
+  for (const RecencyList& list : {space.recency, space.staying}) {
+    for (uint32_t at = list.oldest(); at != kNoRow && found.size() < count;
+         at = list.newer(rows_, at)) {
+      found.push_back(at);
+    }
   }
   return found;
-}
-
-uint32_t Index::oldest() const {
-  uint32_t at = recency_.oldest();
-  while (at != kNoRow && rows_[at].holds > 0) at = recency_.newer(rows_, at);
-  return at;
 }
 
 std::vector<NamespaceUsage> Index::usage() const {
@@ -138,76 +183,15 @@ std::vector<NamespaceUsage> Index::usage() const {
   for (size_t i = 0; i < namespaces_.size(); ++i) {
     const Namespace& space = namespaces_[i];
     if (!space.live) continue;
-    usage.push_back({static_cast<uint32_t>(i), space.blocks, space.bytes, space.leaving_bytes});
+    usage.push_back({static_cast<uint32_t>(i), space.blocks, space.bytes,
+                     space.blocks - space.linked - space.roots, space.leaving_bytes});
   }
   return usage;
 }
 
-void Index::publish(uint32_t number) {
-  Row& row = rows_[number];
-  const size_t room = table_->buckets() * kSlotsPerBucket;
-  const size_t entries = table_->entries() + 1;
-  if (entries * 10 > room * 7) grow_table();
-  row.published = table_->insert(row.tag, row.tier);
-  // Below a quarter full only tags chosen to collide find no place; growing would not end that.
-  if (!row.published && entries * 4 > room) {
-    grow_table();
-    row.published = row.published || table_->insert(row.tag, row.tier);
-  }
-  if (row.published) return;
-  ++unpublished_;
-  waiting_.push_back({number, row.generation});
-}
-
-void Index::unpublish(uint32_t number) {
-  Row& row = rows_[number];
-  if (!row.published) {
-    --unpublished_;
-    return;
-  }
-  [[maybe_unused]] const bool erased = table_->erase(row.tag, row.tier);
-  assert(erased);
-  row.published = false;
-}
-
-void Index::grow_table() {
-  if (table_->buckets() >= max_buckets_ || table_->entries() < grow_above_entries_) return;
-  std::unique_ptr<TableWriter> next;
-  try {
-    next = std::make_unique<TableWriter>(2 * table_->buckets(), table_->epoch() + 1);
-  } catch (const std::system_error&) {
-    // No memory: look-ups miss what finds no bucket, `unpublished` counts it; not tried each time.
-    grow_above_entries_ = table_->entries() + table_->entries() / 8 + 1;
-    return;
-  }
-  for (uint32_t number = 0; number < rows_.end(); ++number) {
-    Row& row = rows_[number];
-    if (row.state != RowState::kVisible || !row.published) continue;
-    row.published = next->insert(row.tag, row.tier);
-    if (row.published) continue;
-    ++unpublished_;
-    waiting_.push_back({number, row.generation});
-  }
-  table_->supersede();
-  table_ = std::move(next);
-  retry_waiting(waiting_.size());
-}
-
-void Index::retry_waiting(size_t count) {
-  for (; count > 0 && !waiting_.empty(); --count) {
-    next_waiting_ = next_waiting_ + 1 < waiting_.size() ? next_waiting_ + 1 : 0;
-    Waiting& entry = waiting_[next_waiting_];
-    Row& row = rows_[entry.row];
-    const bool waits =
-        row.state == RowState::kVisible && row.generation == entry.generation && !row.published;
-    if (waits && !table_->insert(row.tag, row.tier)) continue;
-    if (waits) {
-      row.published = true;
-      --unpublished_;
-    }
-    entry = waiting_.back();
-    waiting_.pop_back();
-  }
+size_t Index::metadata_bytes() const {
+  return rows_.size_bytes() + map_.size_bytes() + publisher_.size_bytes() +
+         namespaces_.capacity() * sizeof(Namespace);
 }
 
 }  // namespace evoke

@@ -12,7 +12,7 @@ inline constexpr size_t kMaxDims = 8;                              // of one seg
 inline constexpr uint64_t kMaxSlots = uint64_t{1} << 32;           // exclusive
 inline constexpr uint64_t kMaxRunsPerBlock = uint64_t{1} << 20;    // after collapsing
 inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;      // an extent never exceeds this
-inline constexpr uint64_t kMaxEnumeratedRuns = uint64_t{4} << 20;  // see layout_proof.hpp
+inline constexpr uint64_t kMaxEnumeratedRuns = uint64_t{1} << 17;  // see layout_proof.hpp
 inline constexpr uint64_t kMaxPoolBytes = uint64_t{1} << 52;
 
 struct Dim {
@@ -42,8 +42,9 @@ struct RunSegment {
 class Layout {
  public:
   // Throws std::invalid_argument, naming segment and number, unless every byte of every slot lies
-  // in [0, pool_bytes) and no two of them coincide. Milliseconds when the strides nest; else up to
-  // kMaxEnumeratedRuns runs are sorted, which takes some tenths of a second.
+  // in [0, pool_bytes) and no two of them coincide. Below a millisecond when the strides nest; else
+  // up to kMaxEnumeratedRuns runs are sorted, which takes some milliseconds: the control loop
+  // waits.
   Layout(const std::vector<Segment>& segments, uint64_t slots, uint64_t pool_bytes);
 
   const std::vector<RunSegment>& segments() const { return segments_; }

@@ -48,7 +48,7 @@ struct Row {
   uint32_t chain_index;
   uint32_t holds;
   uint32_t parent;
-  uint32_t children;
+  uint32_t staying_children;
   uint32_t first_child;
   uint32_t next_sibling;
   uint32_t previous_sibling;
@@ -58,13 +58,16 @@ struct Row {
   uint16_t part_count;
   RowState state;
   uint8_t tier : 2;
-  bool published : 1;
+  uint8_t published : 2;  // see Publisher
+  bool staying : 1;       // held, or above a row that is: on another list than the rest
+  uint8_t lent : 1;       // one of its holds is a lend(): it keeps its recency
 
   Part part(uint32_t number) const {
     assert(number < part_count);
     return part_count == 1 ? Part{ref, sum, length_bytes} : parts[number];
   }
   uint64_t bytes() const;
+  bool must_stay() const { return holds > lent || staying_children > 0; }
 };
 static_assert(sizeof(Row) == 128);
 

@@ -70,21 +70,28 @@ TableWriter::TableWriter(size_t buckets, uint64_t epoch) {
   mask_ = count - 1;
   const size_t length = kTableHeaderBytes + count * sizeof(TableBucket);
   fd_ = make_memfd("evoke-table", length, false);
-  // Taken now: a page that can't be had later would kill the daemon.
-  if (posix_fallocate(fd_.get(), 0, static_cast<off_t>(length)) != 0) {
-    throw_system_error(ENOMEM, "table of " + std::to_string(length) + " bytes");
-  }
   void* address = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (address == MAP_FAILED) throw_system_error(errno, "mapping the table");
   memory_ = Mapping(address, length);
   // FUTURE_WRITE spares the mapping made above and refuses every later one, and every write.
   if (fcntl(fd_.get(), F_ADD_SEALS, kSeals) != 0) throw_system_error(errno, "sealing the table");
+  reserve(kTableHeaderBytes);
   TableHeader& head = header();
   head.magic = kMagic;
   head.version = kVersion;
   head.header_bytes = kTableHeaderBytes;
   head.buckets = count;
   head.epoch = epoch;
+}
+
+// Before the first write: a page that can't be had then would kill the daemon.
+void TableWriter::reserve(size_t length_bytes) {
+  const size_t now = std::min(length_bytes, memory_.size() - reserved_bytes_);
+  if (now == 0) return;
+  if (posix_fallocate(fd_.get(), static_cast<off_t>(reserved_bytes_), static_cast<off_t>(now))) {
+    throw_system_error(ENOMEM, "table of " + std::to_string(memory_.size()) + " bytes");
+  }
+  reserved_bytes_ += now;
 }
 
 TableBucket& TableWriter::bucket(size_t number) const {

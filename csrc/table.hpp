@@ -65,8 +65,12 @@ constexpr uint32_t kTierShift = 30;
 // The daemon's side. Owned by one thread.
 class TableWriter {
  public:
-  // buckets is rounded up to a power of two. Throws std::system_error when memory is refused.
+  // buckets is rounded up to a power of two. Throws std::system_error when memory is refused; not
+  // to be written to before all of it is reserved.
   TableWriter(size_t buckets, uint64_t epoch);
+  // Takes up to so many bytes more of the table's memory. Throws as the constructor does.
+  void reserve(size_t length_bytes);
+  bool is_reserved() const { return reserved_bytes_ == memory_.size(); }
   TableWriter(const TableWriter&) = delete;
   TableWriter& operator=(const TableWriter&) = delete;
 
@@ -107,6 +111,7 @@ class TableWriter {
   Mapping memory_;
   size_t mask_ = 0;
   size_t entries_ = 0;
+  size_t reserved_bytes_ = 0;
 };
 
 // A client's side. Thread-safe.

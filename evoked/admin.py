@@ -1,4 +1,4 @@
-"""Verbs that ask about or change the daemon itself: ping, status, flush, inject."""
+"""Verbs that ask about the daemon itself, and those that prove it: ping, status, audit, inject."""
 
 from __future__ import annotations
 
@@ -74,32 +74,6 @@ class Admin:
     def ping(self, session: Session, number: int, args: wire.Empty) -> Any:
         return int((time.monotonic() - self._started_s) * 1000)
 
-    def flush(self, session: Session, number: int, args: wire.Flush) -> Any:
-        """Removes blocks of the session's own namespaces; an admin may name any, or all."""
-        entries = self._flush_targets(session, args)
-        used_bytes = {row["namespace"]: row["bytes"] for row in self._index.usage()}
-        blocks = flushed_bytes = 0
-        for entry in entries:
-            entry.generation += 1
-            rows = self._index.rows_of(entry.number)
-            flushed_bytes += used_bytes.get(entry.number, 0)
-            blocks += len(rows)
-            self._balance.remove(rows, "flushed")
-        self._counters.add("blocks_flushed", blocks)
-        return [blocks, flushed_bytes]
-
-    def _flush_targets(self, session: Session, args: wire.Flush) -> list[NamespaceEntry]:
-        known = self._registry.namespaces if is_admin(session) else session.namespaces
-        entries = list(known.values())
-        if args.namespace_id:
-            entries = [entry for entry in entries if entry.id == args.namespace_id]
-            if not entries:
-                raise Refusal(Code.NOT_FOUND, "namespace_id", args.namespace_id.hex())
-        if args.weights_epoch:
-            epoch = args.weights_epoch
-            entries = [entry for entry in entries if entry.namespace.weights_epoch == epoch]
-        return entries
-
     def inject(self, session: Session, number: int, args: wire.Inject) -> Any:
         """Flips one bit of a stored block: the test that checksums are checked."""
         if not self._inject or not is_admin(session):
@@ -137,14 +111,17 @@ class Admin:
             if outcomes[0] != native.COPIED:
                 fetched(outcomes, sums)
                 return
-            self._transfers.fetch(
-                session, number, pool, to_slot, refs, sums, PROOF_DEADLINE_MS, args.fence, fetched
-            )
+            deadline_ms, fence = PROOF_DEADLINE_MS, args.fence
+            with self._balance.let_go(refs):
+                self._transfers.fetch(
+                    session, number, pool, to_slot, refs, sums, deadline_ms, fence, fetched
+                )
 
         from_slot = np.array([args.from_slot], np.uint32)
-        self._transfers.store(
-            session, number, pool, from_slot, refs, PROOF_DEADLINE_MS, args.fence, stored
-        )
+        with self._balance.let_go(refs):
+            self._transfers.store(
+                session, number, pool, from_slot, refs, PROOF_DEADLINE_MS, args.fence, stored
+            )
         return DEFERRED
 
     def _answer_proof(self, session: Session, number: int, outcomes: U8, sums: U64) -> None:
@@ -272,6 +249,7 @@ class Admin:
             "part_bytes": [part.part_bytes for part in namespace.parts],
             "sessions": len(entry.sessions),
             "blocks": usage.get("blocks", 0),
+            "gaps": usage.get("gaps", 0),
             "bytes": usage.get("bytes", 0),
         }
 

@@ -176,9 +176,7 @@ class Announcer:
         """Before the rows are erased: their keys, grouped by namespace."""
         if self.sink is None or not self.sink.wanted():
             return
-        keys: dict[int, list[bytes]] = {}
-        for number in rows.tolist():
-            row = self._index.row(number)
-            keys.setdefault(row["namespace"], []).append(row["key"])
-        for namespace, parts in keys.items():
-            self.sink.blocks(kind, self._namespaces[namespace], b"".join(parts), tier)
+        namespaces, _, _ = self._index.facts(rows)
+        for number in np.unique(namespaces).tolist():
+            keys = self._index.keys(rows[namespaces == number])
+            self.sink.blocks(kind, self._namespaces[number], keys, tier)

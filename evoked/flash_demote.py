@@ -67,13 +67,13 @@ class Demoter:
         rows = np.array([row], np.uint32)
         outcome = self._flash.save(self._block(row), partial(self._ended, rows))
         if outcome is Saved.STARTED:
-            self._index.hold(rows)
+            self._index.lend(rows)  # its turn to leave stays what it is
             self.under_way += 1
         return outcome
 
     def _ended(self, rows: U32, written: bool) -> None:
         self.under_way -= 1
-        self._free(self._index.unhold(rows))
+        self._free(self._index.take_back(rows))
 
     def _block(self, row: int) -> Block:
         about = self._index.row(row)

@@ -7,7 +7,8 @@ is complete, its deadline passes, or one of its writers dies. Until then nobody 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -47,11 +48,13 @@ class PendingBlock:
 
     __slots__ = (
         "chain_index",
+        "committed",
         "dropped",
         "entry",
         "generation",
         "key",
         "parent",
+        "ranks",
         "refs",
         "reserved",
         "states",
@@ -77,8 +80,15 @@ class PendingBlock:
         self.sums = [0] * parts
         self.states = [PartState.EMPTY] * parts
         self.writers: set[Session] = set()
+        self.ranks: set[int] = set()  # that committed their part of a reserved block
         self.timer: Timer | None = None
-        self.dropped = False
+        self.dropped = self.committed = False
+
+    @property
+    def over(self) -> bool:
+        """Nothing can come any more: not even a rank whose part another one has committed."""
+        missing = self.committed and len(self.ranks) < len(self.entry.namespace.rank_parts)
+        return self.dropped and not missing
 
 
 class Parts:
@@ -110,7 +120,7 @@ class Parts:
         assert session.instance is not None
         name = (session.instance.join, entry.number, key)
         block = self._book.get(name)
-        if block is not None and block.generation != entry.generation:
+        if block is not None and not entry.accepts(block.generation):
             self._drop_booked(name)  # begun before a flush: it can never be committed
             block = None
         if block is None:
@@ -121,17 +131,15 @@ class Parts:
         return block
 
     def give_place(self, block: PendingBlock, part: int, ref: int) -> None:
-        """A place for a part; what a reservation holds is counted there."""
         block.refs[part] = ref
-        if not block.reserved:
-            block.entry.tenant.pending_bytes += block.entry.part_bytes(part)
+        block.entry.tenant.pending_bytes += block.entry.part_bytes(part)
 
     def finish(self, block: PendingBlock, part: int, outcome: int, checksum: int) -> Stored:
         """A part's copy ended. Its place is given back unless it was copied and still wanted, or
         is reserved: then the copy may be tried again."""
         assert block.states[part] is PartState.COPYING
         block.states[part] = PartState.EMPTY
-        if block.dropped or block.generation != block.entry.generation:
+        if block.dropped or not block.entry.accepts(block.generation):
             self.drop(block)  # after a flush nobody may try again
             self._counters.add("blocks_dropped")
             return Stored.LATE
@@ -158,6 +166,7 @@ class Parts:
             np.array(block.sums, np.uint64),
             self._tier.number,
         )
+        block.committed = True
         if row == native.NO_ROW:
             self.drop(block)
             return Stored.PRESENT
@@ -185,9 +194,24 @@ class Parts:
     def _take_place(self, block: PendingBlock, part: int) -> int:
         """The part's place, which the block has no longer; NO_REF where it had none."""
         ref, block.refs[part] = block.refs[part], native.NO_REF
-        if ref != native.NO_REF and not block.reserved:
+        if ref != native.NO_REF:
             block.entry.tenant.pending_bytes -= block.entry.part_bytes(part)
         return ref
+
+    @contextmanager
+    def let_go(
+        self, session: Session, blocks: list[tuple[int, PendingBlock]], part: int
+    ) -> Iterator[None]:
+        """When what is inside fails, the blocks whose part was to be copied are dropped."""
+        try:
+            yield
+        except BaseException:
+            for _, block in blocks:
+                if block.states[part] is PartState.COPYING:
+                    block.states[part] = PartState.EMPTY
+                    self.drop(block)
+                self.settle(session, block)
+            raise
 
     def _drop_booked(self, name: tuple[bytes, int, bytes]) -> None:
         block = self._book.pop(name, None)

@@ -139,7 +139,7 @@ class Registry:
         """Namespaces without sessions and without blocks need not be remembered."""
         used = {row["namespace"] for row in self._index.usage() if row["blocks"]}
         for entry in list(self.namespaces.values()):
-            if not entry.sessions and entry.number not in used:
+            if not entry.sessions and not entry.flushes and entry.number not in used:
                 self.forgotten(entry)
                 self._index.drop_namespace(entry.number)
                 del self.namespaces[entry.number]

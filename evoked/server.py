@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 FRAMES_PER_TURN: Final = 128
+TURN_S: Final = 0.02  # after which the other sockets and timers have their turn
 HIGH_WATER_FRAMES: Final = 1000
 FRAME_BYTES_MAX: Final = 1 << 20
 SURPLUS_FRAMES_MAX: Final = 1000  # of one message: reading more would hold up the loop
@@ -185,7 +186,10 @@ class Server:
 
     def receive(self) -> int:
         """Reads and handles what lies ready, up to a bound; how many frames that was."""
+        end_s = self._clock() + TURN_S
         for count in range(FRAMES_PER_TURN):
+            if self._clock() > end_s:
+                return count
             try:
                 frames = self._read()
             except zmq.Again:

@@ -55,8 +55,8 @@ class Tenant:
 
 @dataclass(kw_only=True, eq=False)
 class NamespaceEntry:
-    """A namespace that somebody registered. `generation` rises with each flush: a copy that was
-    under way then is not committed."""
+    """A namespace that somebody registered. `generation` rises with each flush, and again when it
+    ends: what was begun before that is not committed."""
 
     number: int
     id: bytes
@@ -64,12 +64,17 @@ class NamespaceEntry:
     secret: bytes
     tenant: Tenant
     generation: int = 0
+    flushes: int = 0  # under way
     sessions: set[int] = field(default_factory=set)
 
     @property
     def block_bytes(self) -> int:
         """Of all parts of a block."""
         return sum(part.part_bytes for part in self.namespace.parts)
+
+    def accepts(self, generation: int) -> bool:
+        """Whether a block that was begun in that generation may be committed."""
+        return generation == self.generation and not self.flushes
 
     def part_of(self, rank: int) -> int:
         return self.namespace.rank_parts[rank]

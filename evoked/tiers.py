@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -168,11 +169,10 @@ class Balance:
         """What has to leave to empty a region; nothing when something in it is held, or is no
         block yet."""
         inside = self._index.rows_in(begin, end)
-        if places > sum(self._index.row(int(row))["parts"] for row in inside):
+        _, parts, staying = self._index.facts(inside)
+        if places > int(parts.sum()) or staying.any():
             return inside[:0]
-        rows = self._index.descendants(inside)
-        held = any(self._index.row(int(row))["holds"] for row in rows)
-        return rows[:0] if held else rows
+        return self._index.descendants(inside)
 
     def evict(self, rows: U32) -> None:
         if len(rows):
@@ -187,3 +187,12 @@ class Balance:
     def free(self, refs: U64) -> None:
         if len(refs):
             self._tier.free(refs)
+
+    @contextmanager
+    def let_go(self, refs: U64) -> Iterator[None]:
+        """When what is inside fails, the places are given back."""
+        try:
+            yield
+        except BaseException:
+            self.free(refs)
+            raise

@@ -16,6 +16,7 @@ from evoke.policy.ranking import Ranking
 from evoked.admin import Admin
 from evoked.counters import Counters
 from evoked.events import Announcer, EventSink
+from evoked.flushes import Flushes
 from evoked.grants import Grants
 from evoked.histograms import Histograms
 from evoked.observe import Observe, ScoreTable
@@ -23,6 +24,7 @@ from evoked.parts import Parts
 from evoked.policies import Policies
 from evoked.reads import Reads
 from evoked.registry import Registry
+from evoked.reservations import Reservations
 from evoked.server import Handler, Replier
 from evoked.sessions import Session
 from evoked.tenants import Tenants
@@ -138,15 +140,31 @@ class Works:
             counters,
             self.announcer,
         )
+        self.reservations = Reservations(
+            writes,
+            self.registry,
+            self.index,
+            self.balance,
+            self.tenants,
+            self.transfers,
+            self.grants,
+            self.parts,
+            counters,
+        )
+        flushes = Flushes(
+            replier, self.registry, self.index, self.balance, counters, self.timers, clock
+        )
         reads = Reads(*shared, *moves, counters, self.announcer, clock)
         self.observe = Observe(self.registry, counters, self.timers, clock, ScoreTable())
         self.handlers: dict[str, Handler] = {}
         for owner, verbs in (
             (self.registry, "hello register_namespace register_pool unregister_pool"),
-            (writes, "store reserve commit abort"),
+            (writes, "store"),
+            (self.reservations, "reserve commit abort"),
             (reads, "fetch pin unpin touch lookup asked"),
             (self.observe, "observe"),
-            (self.admin, "ping status metrics audit events flush inject prove_pool"),
+            (self.admin, "ping status metrics audit events inject prove_pool"),
+            (flushes, "flush"),
             (self.policies, "policy_show policy_check policy_reload policy_history"),
         ):
             for verb in verbs.split():
@@ -164,6 +182,8 @@ class Works:
         self.observe.session_ended(session)
         if instance is not None:
             self.parts.session_ended(session, instance)
+            for grant in list(instance.grants.values()):
+                self.reservations.end_complete(grant)
         session.close()
         ended = self.registry.forget(session)
         if ended is not None:

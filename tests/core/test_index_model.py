@@ -35,6 +35,7 @@ class Block:
     tier: int
     parent: tuple[int, bytes] | None = None
     holds: int = 0
+    lent: bool = False
 
 
 class IndexAgainstModel(RuleBasedStateMachine):
@@ -46,7 +47,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
         self.blocks: dict[tuple[int, bytes], Block] = {}  # visible ones
         self.rows: dict[tuple[int, bytes], int] = {}
         self.zombies: dict[int, Block] = {}  # erased, still held
-        self.recency: list[tuple[int, bytes]] = []  # least recent first
+        self.recency: list[tuple[int, bytes]] = []  # least recent first, without what stays
         self.next_ref = itertools.count(1)
         self.parts: list[int] = []
         self.secrets: list[bytes] = []
@@ -69,6 +70,20 @@ class IndexAgainstModel(RuleBasedStateMachine):
             parent = self.blocks[parent].parent
         return found
 
+    def stays(self, name: tuple[int, bytes]) -> bool:
+        """It, or something below it, is held."""
+        below = (n for n in self.blocks if n == name or name in self.ancestors(n))
+        return any(self.blocks[n].holds for n in below)
+
+    def model_settle(self, name: tuple[int, bytes] | None) -> None:
+        """After a change at this block: what stays leaves the list, what does not comes back."""
+        while name is not None:
+            if self.stays(name) and name in self.recency:
+                self.recency.remove(name)
+            elif not self.stays(name) and name not in self.recency:
+                self.recency.append(name)
+            name = self.blocks[name].parent
+
     def model_touch(self, names: list[tuple[int, bytes]]) -> None:
         order: list[tuple[int, bytes]] = []
         for name in names:
@@ -76,8 +91,9 @@ class IndexAgainstModel(RuleBasedStateMachine):
                 if one not in order:
                     order.append(one)
         for one in reversed(order):
-            self.recency.remove(one)
-            self.recency.append(one)
+            if one in self.recency:
+                self.recency.remove(one)
+                self.recency.append(one)
 
     def model_link(self, child: tuple[int, bytes], parent: tuple[int, bytes]) -> bool:
         if child not in self.blocks or parent not in self.blocks:
@@ -86,16 +102,19 @@ class IndexAgainstModel(RuleBasedStateMachine):
         if below.parent is not None or below.chain_index != above.chain_index + 1:
             return False
         below.parent = parent
+        self.model_settle(parent)
         return True
 
     def model_erase(self, name: tuple[int, bytes]) -> list[int]:
         block = self.blocks.pop(name)
         row = self.rows.pop(name)
-        self.recency.remove(name)
+        if name in self.recency:
+            self.recency.remove(name)
         for other in self.blocks.values():
             if other.parent == name:
                 other.parent = None
-        if block.holds:
+        self.model_settle(block.parent)
+        if block.holds or block.lent:
             self.zombies[row] = block
             return []
         return block.refs
@@ -109,7 +128,11 @@ class IndexAgainstModel(RuleBasedStateMachine):
             if namespace >= 0 and name[0] != namespace:
                 continue
             children = [n for n, block in self.blocks.items() if block.parent == name]
-            if self.blocks[name].holds or any(child not in chosen for child in children):
+            if (
+                self.blocks[name].holds
+                or self.blocks[name].lent
+                or any(child not in chosen for child in children)
+            ):
                 continue
             chosen.append(name)
             total += 10 * len(self.blocks[name].refs)
@@ -194,18 +217,37 @@ class IndexAgainstModel(RuleBasedStateMachine):
         self.index.hold(rows_array(self.rows[name] for name in names))
         for name in names:
             self.blocks[name].holds += 1
+            self.model_settle(name)
 
     @rule(data=st.data())
     def unhold(self, data: st.DataObject) -> None:
         held = {self.rows[name]: block for name, block in self.blocks.items() if block.holds}
-        held |= self.zombies
+        held |= {row: block for row, block in self.zombies.items() if block.holds}
         if not held:
             return
         row = data.draw(st.sampled_from(sorted(held)))
         freed = self.index.unhold(rows_array([row])).tolist()
         held[row].holds -= 1
-        gone = row in self.zombies and held[row].holds == 0
+        if row not in self.zombies:
+            self.model_settle((held[row].namespace, held[row].key))
+        gone = row in self.zombies and not held[row].holds and not held[row].lent
         assert freed == (self.zombies.pop(row).refs if gone else [])
+
+    @rule(data=st.data())
+    def lend_or_take_back(self, data: st.DataObject) -> None:
+        names = list(dict.fromkeys(self.draw_names(data, 3)))
+        lent = {row: block for row, block in self.zombies.items() if block.lent}
+        lent |= {self.rows[name]: self.blocks[name] for name in names if self.blocks[name].lent}
+        self.index.lend(rows_array(self.rows[n] for n in names if not self.blocks[n].lent))
+        for name in names:
+            self.blocks[name].lent = True
+        freed = self.index.take_back(rows_array(lent)).tolist()
+        expected = []
+        for row, block in lent.items():
+            block.lent = False
+            if row in self.zombies and not block.holds:
+                expected += self.zombies.pop(row).refs
+        assert freed == expected
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
@@ -215,7 +257,11 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
     @rule(data=st.data(), tier=st.integers(1, 3))
     def relocate(self, data: st.DataObject, tier: int) -> None:
-        names = [n for n in self.draw_names(data, 3) if not self.blocks[n].holds]
+        names = [
+            n
+            for n in self.draw_names(data, 3)
+            if not self.blocks[n].holds and not self.blocks[n].lent
+        ]
         names = list(dict.fromkeys(names))
         had = [ref for name in names for ref in self.blocks[name].refs]
         for name in names:
@@ -258,11 +304,12 @@ class IndexAgainstModel(RuleBasedStateMachine):
             assert (row["namespace"], row["key"]) == name
             assert row["chain_index"] == block.chain_index
             assert row["tier"] == block.tier
-            assert row["holds"] == block.holds
+            assert row["holds"] == block.holds + block.lent
             assert row["bytes"] == 10 * len(block.refs)
             assert row["parent_row"] == (self.rows[block.parent] if block.parent else NO_ROW)
-            children = sum(other.parent == name for other in self.blocks.values())
-            assert row["children"] == children
+            facts = [column.tolist() for column in self.index.facts(rows_array([self.rows[name]]))]
+            assert facts == [[name[0]], [len(block.refs)], [self.stays(name) or block.lent]]
+            assert self.index.keys(rows_array([self.rows[name]])) == name[1]
             for part, ref in enumerate(block.refs):
                 refs, lengths, _ = self.index.part(rows_array([self.rows[name]]), part)
                 assert (refs.tolist(), lengths.tolist()) == ([ref], [10])
@@ -271,8 +318,14 @@ class IndexAgainstModel(RuleBasedStateMachine):
     def order_is_the_same(self) -> None:
         for namespace in range(len(self.parts)):
             expected = [self.rows[name] for name in self.recency if name[0] == namespace]
-            assert self.index.rows_of(namespace).tolist() == expected
-        free = [self.rows[name] for name in self.recency if not self.blocks[name].holds]
+            rows = self.index.rows_of(namespace).tolist()
+            assert rows[: len(expected)] == expected
+            staying = {row for name, row in self.rows.items() if self.stays(name)}
+            assert set(rows[len(expected) :]) == {
+                row for name, row in self.rows.items() if name[0] == namespace and row in staying
+            }
+            assert self.index.rows_of(namespace, 2).tolist() == rows[:2]
+        free = [self.rows[name] for name in self.recency]
         assert self.index.oldest() == (free[0] if free else NO_ROW)
 
     @invariant()
@@ -291,17 +344,18 @@ class IndexAgainstModel(RuleBasedStateMachine):
         for entry in self.index.usage():
             blocks = [b for b in self.blocks.values() if b.namespace == entry["namespace"]]
             assert entry["blocks"] == len(blocks)
+            gaps = [b for b in blocks if b.chain_index and b.parent is None]
+            assert entry["gaps"] == len(gaps)
             assert entry["bytes"] == sum(10 * len(block.refs) for block in blocks)
 
     def teardown(self) -> None:
         freed = []
         for namespace in range(len(self.parts)):
             freed += self.index.drop_namespace(namespace).tolist()
-        for row, block in list(self.zombies.items()):
+        rows = {self.rows[name]: block for name, block in self.blocks.items()} | self.zombies
+        for row, block in rows.items():
             freed += self.index.unhold(rows_array([row] * block.holds)).tolist()
-        for block in self.blocks.values():
-            held = [row for name, row in self.rows.items() if self.blocks[name] is block]
-            freed += self.index.unhold(rows_array(held * block.holds)).tolist()
+            freed += self.index.take_back(rows_array([row] * block.lent)).tolist()
         expected = [ref for block in self.blocks.values() for ref in block.refs]
         expected += [ref for block in self.zombies.values() for ref in block.refs]
         assert sorted(freed) == sorted(expected)

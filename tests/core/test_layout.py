@@ -216,13 +216,13 @@ def test_large_nested_layouts_are_proved_quickly() -> None:
 
 
 def test_strides_that_do_not_nest_are_compared_run_by_run() -> None:
-    """Up to four million runs are compared exactly; more are refused rather than trusted."""
-    weave: Segments = [(0, 3, [(1000, 5000)], 1)]  # 5000 % 3 != 0: slots weave without meeting
-    native.Layout(weave, 4000, 3 * 4000 + 5000 * 1000)
+    """Up to 131,072 runs are compared exactly; more are refused rather than trusted."""
+    weave: Segments = [(0, 3, [(32, 5000)], 1)]  # 5000 % 3 != 0: slots weave without meeting
+    native.Layout(weave, 4000, 3 * 4000 + 5000 * 32)
     with pytest.raises(ValueError, match="coincide"):
-        native.Layout([(0, 3, [(1000, 5001)], 1)], 4000, 3 * 4000 + 5001 * 1000)
+        native.Layout([(0, 3, [(32, 5001)], 1)], 4000, 3 * 4000 + 5001 * 32)
     with pytest.raises(ValueError, match="do not nest"):
-        native.Layout(weave, 5000, 3 * 5000 + 5000 * 1000)
+        native.Layout(weave, 5000, 3 * 5000 + 5000 * 32)
 
 
 def test_gather_checks_its_arguments() -> None:

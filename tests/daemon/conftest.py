@@ -60,13 +60,13 @@ def daemon(shared: DaemonProcess) -> Iterator[DaemonProcess]:
         peer.ok("flush", b"", "")
 
 
-def assert_idle(daemon: DaemonProcess) -> None:
+def assert_idle(daemon: DaemonProcess, health: str = "green") -> None:
     """No sessions, grants or copies are left, and memory in use is exactly the visible blocks."""
     with daemon.peer(name="auditor") as peer:
         assert eventually(lambda: len(peer.status()["sessions"]) == 1), peer.status()["sessions"]
         status = peer.status()
         assert (status["grants"], status["transfers"]) == (0, 0)
-        assert status["health"]["state"] == "green"
+        assert status["health"]["state"] == health
         tier = status["tiers"][0]
         assert tier["used_bytes"] == tier["allocated_bytes"]
         assert tier["used_bytes"] == sum(row["bytes"] for row in status["namespaces"])

@@ -190,6 +190,40 @@ def test_commit_by_ranks(daemon: DaemonProcess) -> None:
         assert (b.blocks[6:8] == pattern[:2]).all()
 
 
+def test_commit_of_a_shared_part(daemon: DaemonProcess) -> None:
+    """Of ranks that share a part the second is told what it would be told of a store: "incomplete",
+    then "present"; the reservation ends when each rank has committed, and none twice."""
+    namespace = make_namespace(parts=_parts(1, 2), rank_parts=(0, 0, 1))
+    keys = chain(namespace, 2)
+    with _engine_of_ranks(daemon, namespace, 3) as (a, b, c):
+        a.blocks[0], b.blocks[0] = 1, 2
+        grant, _ = a.reserve(keys)
+        assert a.commit(grant, [0, 1], [0, 0]) == [Stored.INCOMPLETE] * 2
+        assert a.peer.call("commit", grant, a.pool, bytes(4), bytes(4), 1000, 0)[0] == (
+            Code.BAD_ARGUMENT
+        )
+        assert b.commit(grant, [0], [0]) == [Stored.INCOMPLETE]
+        assert c.commit(grant, [0, 1], [0, 1]) == [Stored.STORED] * 2
+        assert b.commit(grant, [1], [0]) == [Stored.PRESENT]
+        assert a.peer.status()["grants"] == 0
+        assert b.fetch(keys, [4, 5]) == [Fetched.HOST] * 2
+        assert (b.blocks[4:6] == 1).all()
+
+
+def test_reservation_of_dropped_blocks(daemon: DaemonProcess) -> None:
+    """A reservation of which a dead writer took every block ends at once, with its memory."""
+    namespace = make_namespace(parts=_parts(1, 1), rank_parts=(0, 1))
+    keys = chain(namespace, 2)
+    with _engine_of_ranks(daemon, namespace, 2) as (a, _):
+        grant, _ = a.reserve(keys)
+        with daemon.peer(join=a.peer.join, rank=1) as brief:
+            writer = Engine(brief, namespace, rank=1)
+            assert writer.commit(grant, [0, 1], [0, 1]) == [Stored.INCOMPLETE] * 2
+            writer.close()
+        assert eventually(lambda: a.peer.status()["grants"] == 0)
+        assert a.peer.status()["tiers"][0]["allocated_bytes"] == 0
+
+
 def test_pin_of_ranks(daemon: DaemonProcess) -> None:
     """Each rank uses and releases its part of a pin once; it holds until the last has."""
     namespace = make_namespace(parts=_parts(1, 1), rank_parts=(0, 1))

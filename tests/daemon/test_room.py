@@ -150,6 +150,25 @@ def test_parent_is_not_evicted_for_its_child(start: Start) -> None:
         assert engine.lookup(keys) == [1] * TIER_BLOCKS + [0]
 
 
+def test_blocks_behind_a_gap_are_counted(start: Start) -> None:
+    """Stored blocks that no prefix reaches are reported, until they come with the block
+    before them."""
+    daemon = start(host__capacity="2MiB")
+    namespace = make_namespace()
+    keys = chain(namespace, 6)
+    with daemon.engine(namespace) as engine:
+
+        def gaps() -> list[int]:
+            return [row["gaps"] for row in engine.peer.status()["namespaces"]]
+
+        engine.store(keys[:64])
+        engine.store(keys[96:], first=3, parent=keys[64:96])
+        assert engine.lookup(keys) == [1, 1, 0, 1, 1, 1]
+        assert gaps() == [1]
+        engine.store(keys[64:], first=2, parent=keys[32:64])
+        assert gaps() == [0]
+
+
 @pytest.mark.parametrize("way", ["reserve", "store"])
 def test_chain_that_came_backwards(start: Start, way: str) -> None:
     """A chain whose later block came first leaves from its tail like any other."""

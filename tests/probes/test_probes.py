@@ -53,7 +53,7 @@ def defective(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> N
 
 def end_after_a_defect(daemon: DaemonProcess) -> None:
     """An orderly stop would demand a clean log."""
-    assert_idle(daemon)
+    assert_idle(daemon, "yellow")
     daemon.kill()
 
 

@@ -196,7 +196,7 @@ class Peer:
             elif result == Stored.PRESENT:
                 assert block in self.model.ever_visible
             elif result == Stored.INCOMPLETE:
-                assert len(self.namespace.parts) > 1
+                assert len(self.namespace.rank_parts) > 1
 
     def reserve(self) -> None:
         keys, first, parent = self._piece()
