@@ -32,7 +32,9 @@ def worst_ms(step: Callable[[], object], runs: int = 1) -> float:
 
 def fill(index: native.Index, space: int, rows: int) -> tuple[NDArray[np.uint32], dict[str, float]]:
     """All rows, and the cost of a request's inserts with and without a growing table."""
-    steady, growing, made = [], [], []
+    steady: list[float] = []
+    growing: list[float] = []
+    made: list[NDArray[np.uint32]] = []
     values = np.arange(REQUEST_BLOCKS, dtype=np.uint64)
     lengths = np.full(REQUEST_BLOCKS, 4096, np.uint32)
     while len(index) < rows:
