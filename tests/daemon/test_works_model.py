@@ -29,7 +29,7 @@ class WorksMachine(Verbs, RuleBasedStateMachine):
 
     @initialize()
     def build(self) -> None:
-        limits = Limits(incomplete_ms=100)
+        limits = Limits(incomplete_ms=100, session_host_percent=100, pins_host_percent=100)
         config = Config(host=Host(capacity_bytes=4 << 20), limits=limits)
         self.now_s = 1000.0
         self.arena = native.Arena(4 << 20, "4k")

@@ -33,15 +33,15 @@ def touch(self, session, number, args):
 Reads.touch = touch
 """
 POLICY_THAT_DIES_ONCE = """
-from evoke.policy.lru import Lru
+from evoke.policy.ranking import Ranking
 
-victims = Lru.victims
+victims = Ranking.victims
 
-def die(self, count, bytes_wanted):
-    Lru.victims = victims
+def die(self, *args):
+    Ranking.victims = victims
     raise RuntimeError("the policy died")
 
-Lru.victims = die
+Ranking.victims = die
 """
 
 
