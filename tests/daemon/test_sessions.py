@@ -171,7 +171,9 @@ def test_unregister_behind_a_proof(daemon: DaemonProcess) -> None:
     with daemon.engine(namespace, 2) as engine:
         for _ in range(5):
             pool_bytes = 2 * engine.block_bytes
-            memory = engine.peer.send_memory(fd := native.make_pool_memfd(pool_bytes, "pool"))
+            fd = native.make_pool_memfd(pool_bytes, "pool")
+            os.pwrite(fd, bytes(pool_bytes), 0)  # a page that is not there would be a fault
+            memory = engine.peer.send_memory(fd)
             os.close(fd)
             segments: Any = [(0, engine.block_bytes, [], engine.block_bytes)]
             pool = engine.peer.ok(

@@ -19,6 +19,16 @@ from tests.daemon.peer import DaemonProcess, Engine, Peer, chain, make_namespace
 REQUESTS = int(os.environ.get("EVOKE_FLOOD", "20000"))
 # These walk everything there is: a tenth of the requests is as long a flood.
 WALKS = {"status": 10, "metrics": 10, "audit": 10, "flush": 4}
+# These read a text of many lines.
+WALKS |= {"policy_show": 10, "policy_check": 20, "policy_reload": 20, "policy_history": 10}
+POLICIES = (
+    "",
+    '[priority]\nformula = "lfu"',
+    '[priority]\nformula = "lru"',
+    '[priority]\nformula = "none"',
+    "[priority",
+    "[score]\nhalf_life = -1",
+)
 UNDER_WAY = 64
 GROWTH_BYTES_MAX = 24 << 20
 Make = Callable[[], tuple[Any, ...]]
@@ -82,6 +92,11 @@ class Arguments:
             "metrics": lambda: (),
             "audit": lambda: (),
             "events": lambda: (self._near(self._engine.handle),),
+            "observe": self._observe,
+            "policy_show": lambda: (),
+            "policy_check": lambda: (self.rng.choice(POLICIES), "flood"),
+            "policy_reload": lambda: (self.rng.choice((*POLICIES, None)), "flood"),
+            "policy_history": lambda: (),
             "flush": lambda: (self.rng.choice((self._engine.id, bytes(32), bytes(31))), ""),
             "inject": lambda: (self._engine.handle, self._keys[:32], self.rng.randrange(8192)),
         }
@@ -117,6 +132,15 @@ class Arguments:
         grant = self.rng.choice((0, 0, 0, self._grant()))
         slots = self._packed(count)
         return (self._near(engine.handle), engine.pool, keys, first, slots, 1000, fence, grant)
+
+    def _observe(self) -> tuple[Any, ...]:
+        keys, first, _, count = self._piece()
+        channels, blocks = self.rng.randint(1, 8), self._near(first + count) % 4096
+        return (
+            *(self._near(self._engine.handle), self.rng.randrange(8), first, keys, channels),
+            *(self.rng.randbytes(2 * channels * blocks), self.rng.randint(1, 65_536)),
+            *(self.rng.random() < 0.5, self.rng.choice((b"", self.rng.randbytes(blocks // 8)))),
+        )
 
     def _asked(self) -> tuple[Any, ...]:
         return ([self._report() for _ in range(3)],)
