@@ -1,7 +1,9 @@
 // Arguments of the copying half's bindings.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bindings.hpp"
@@ -26,6 +28,16 @@ std::vector<T> to_vector(const char* name, const Exact<T>& array) {
 template <typename T>
 Exact<T> to_array(const std::vector<T>& values) {
   return Exact<T>(static_cast<pybind11::ssize_t>(values.size()), values.data());
+}
+
+template <typename T>
+std::span<const T> span_of(const Exact<T>& array) {
+  return {array.data(), static_cast<size_t>(array.size())};
+}
+
+inline std::span<const uint8_t> span_of(const pybind11::bytes& bytes) {
+  const std::string_view view = bytes;
+  return {reinterpret_cast<const uint8_t*>(view.data()), view.size()};
 }
 
 // Any C-contiguous buffer, held as long as this lives.

@@ -6,8 +6,8 @@
 #include <system_error>
 #include <vector>
 
+#include "bind_arrays.hpp"
 #include "bind_table.hpp"
-#include "bindings.hpp"
 #include "index.hpp"
 
 namespace py = pybind11;
@@ -15,26 +15,8 @@ namespace py = pybind11;
 namespace evoke {
 namespace {
 
-// Without forcecast: a negative, wider or fractional number is a TypeError, never another row.
-template <typename T>
-using Exact = py::array_t<T, py::array::c_style>;
 using Rows = Exact<uint32_t>;
 using Refs = Exact<uint64_t>;
-
-template <typename T>
-std::span<const T> span_of(const Exact<T>& array) {
-  return {array.data(), static_cast<size_t>(array.size())};
-}
-
-std::span<const uint8_t> span_of(const py::bytes& bytes) {
-  const std::string_view view = bytes;
-  return {reinterpret_cast<const uint8_t*>(view.data()), view.size()};
-}
-
-template <typename T>
-py::array_t<T> array_of(const std::vector<T>& values) {
-  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
-}
 
 template <typename T>
 py::array_t<T> new_array(size_t count) {
@@ -85,7 +67,7 @@ class PyIndex {
   py::array_t<uint32_t> insert_many(uint32_t namespace_number, const py::bytes& keys,
                                     uint64_t first_index, const py::bytes& parent, const Refs& refs,
                                     const Rows& lengths, const Refs& sums, uint32_t tier) {
-    return array_of(get().insert(namespace_number,
+    return to_array(get().insert(namespace_number,
                                  new_blocks(keys, first_index, parent, refs, lengths, sums, tier)));
   }
 
@@ -201,12 +183,12 @@ void bind_index_class(py::module_& m) {
       .def("add_namespace", &PyIndex::add_namespace, py::arg("parts"))
       .def(
           "drop_namespace",
-          [](I self, uint32_t number) { return array_of(self.get().drop_namespace(number)); },
+          [](I self, uint32_t number) { return to_array(self.get().drop_namespace(number)); },
           py::arg("namespace"))
       .def(
           "find",
           [](I self, uint32_t number, const py::bytes& keys) {
-            return array_of(self.get().find(number, span_of(keys)));
+            return to_array(self.get().find(number, span_of(keys)));
           },
           py::arg("namespace"), py::arg("keys"))
       .def("insert", &PyIndex::insert, py::arg("namespace"), py::arg("key"), py::arg("chain_index"),
@@ -222,25 +204,25 @@ void bind_index_class(py::module_& m) {
           py::arg("namespace"), py::arg("keys"))
       .def(
           "erase",
-          [](I self, const Rows& rows) { return array_of(self.get().erase(span_of(rows))); },
+          [](I self, const Rows& rows) { return to_array(self.get().erase(span_of(rows))); },
           py::arg("rows"))
       .def(
           "relocate",
           [](I self, const Rows& rows, const Refs& refs, uint32_t tier) {
-            return array_of(self.get().relocate(span_of(rows), span_of(refs), tier));
+            return to_array(self.get().relocate(span_of(rows), span_of(refs), tier));
           },
           py::arg("rows"), py::arg("refs"), py::arg("tier"))
       .def(
           "hold", [](I self, const Rows& rows) { self.get().hold(span_of(rows)); }, py::arg("rows"))
       .def(
           "unhold",
-          [](I self, const Rows& rows) { return array_of(self.get().unhold(span_of(rows))); },
+          [](I self, const Rows& rows) { return to_array(self.get().unhold(span_of(rows))); },
           py::arg("rows"))
       .def(
           "lend", [](I self, const Rows& rows) { self.get().lend(span_of(rows)); }, py::arg("rows"))
       .def(
           "take_back",
-          [](I self, const Rows& rows) { return array_of(self.get().take_back(span_of(rows))); },
+          [](I self, const Rows& rows) { return to_array(self.get().take_back(span_of(rows))); },
           py::arg("rows"))
       .def("is_visible", &PyIndex::is_visible, py::arg("rows"))
       .def(
@@ -249,17 +231,17 @@ void bind_index_class(py::module_& m) {
       .def(
           "victims",
           [](I self, size_t count, uint64_t bytes_wanted, int64_t number) {
-            return array_of(self.get().victims(count, bytes_wanted, number));
+            return to_array(self.get().victims(count, bytes_wanted, number));
           },
           py::arg("count"), py::arg("bytes_wanted") = 0, py::arg("namespace") = -1)
       .def(
           "descendants",
-          [](I self, const Rows& rows) { return array_of(self.get().descendants(span_of(rows))); },
+          [](I self, const Rows& rows) { return to_array(self.get().descendants(span_of(rows))); },
           py::arg("rows"))
       .def(
           "rows_in",
           [](I self, uint64_t begin, uint64_t end) {
-            return array_of(self.get().rows_in(begin, end));
+            return to_array(self.get().rows_in(begin, end));
           },
           py::arg("begin_ref"), py::arg("end_ref"))
       .def("oldest", [](I self) { return self.get().oldest(); })
@@ -271,7 +253,7 @@ void bind_index_class(py::module_& m) {
       .def(
           "rows_of",
           [](I self, uint32_t number, size_t count) {
-            return array_of(self.get().rows_of(number, count));
+            return to_array(self.get().rows_of(number, count));
           },
           py::arg("namespace"), py::arg("count") = SIZE_MAX)
       .def("follow", [](I self) { self.get().follow(); })

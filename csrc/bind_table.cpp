@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "bind_arrays.hpp"
 #include "table.hpp"
 
 namespace py = pybind11;
@@ -16,11 +17,6 @@ namespace {
 
 // Keys from here on are looked up without the GIL; below, giving it up costs more than it gives.
 constexpr size_t kKeysWithoutGil = 2048;
-
-std::span<const uint8_t> span_of(const py::bytes& bytes) {
-  const std::string_view view = bytes;
-  return {reinterpret_cast<const uint8_t*>(view.data()), view.size()};
-}
 
 // The TableView of Python: close() lets look-ups in other threads finish.
 class PyTableView {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -86,20 +85,11 @@ class Reads:
             self._replier.reply(session, number, Code.OK, results.tobytes())
 
         slots = request.slots[positions]
-        with self._let_go(rows):
+        with self._balance.let_go(held=rows):
             self._transfers.fetch(
                 session, number, pool, slots, refs, sums, args.deadline_ms, args.fence, done
             )
         return DEFERRED
-
-    @contextmanager
-    def _let_go(self, rows: U32) -> Iterator[None]:
-        """A copy that cannot be begun must not leave its blocks held for ever."""
-        try:
-            yield
-        except BaseException:
-            self._balance.free(self._index.unhold(rows))
-            raise
 
     def _find(self, request: Request, *, counts: bool) -> tuple[U32, U32, U8]:
         """(rows, their positions, results with the tier of each). counts: it is an access, which

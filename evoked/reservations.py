@@ -53,7 +53,7 @@ class Reservations:
             return [0, b""]
         results, missing, held = self._writes.open(session, request)
         blocks: dict[int, PendingBlock] = {}
-        with self._writes.let_go(held):
+        with self._balance.let_go(held=held):
             room_blocks = self._grants.room_bytes(session) // entry.block_bytes
             room = self._place_all(entry, min(len(missing), room_blocks))
         for position, refs in zip(missing.tolist(), room, strict=False):

@@ -6,7 +6,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ __all__ = ["HOST", "Balance", "HostTier", "Tier"]
 
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
+NO_ROWS: Final = np.empty(0, np.uint32)
+NO_REFS: Final = np.empty(0, np.uint64)
 
 HOST = 1  # the tier's number in the published table and in wire.Fetched
 REF_MEMORY_SHIFT = 56
@@ -189,10 +191,11 @@ class Balance:
             self._tier.free(refs)
 
     @contextmanager
-    def let_go(self, refs: U64) -> Iterator[None]:
-        """When what is inside fails, the places are given back."""
+    def let_go(self, refs: U64 = NO_REFS, *, held: U32 = NO_ROWS) -> Iterator[None]:
+        """What fails inside must not leave places taken, or rows held, for ever."""
         try:
             yield
         except BaseException:
+            self.free(self._index.unhold(held))
             self.free(refs)
             raise

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ class Writes:
         if len(entry.namespace.parts) > 1:
             return self._store_parts(session, number, args, request, pool)
         results, missing, held = self.open(session, request)
-        with self.let_go(held):
+        with self._balance.let_go(held=held):
             refs = self._tenants.place(entry, entry.part_bytes(0), len(missing))
         results[missing[len(refs) :]] = Stored.REFUSED
         missing = missing[: len(refs)]
@@ -73,7 +72,7 @@ class Writes:
 
         def done(outcomes: U8, sums: U64) -> None:
             entry.tenant.pending_bytes -= pending_bytes
-            with self.let_go(held):
+            with self._balance.let_go(held=held):
                 if session.ended or not entry.accepts(generation):
                     self._balance.free(refs)
                     self._counters.add("blocks_dropped", len(refs))
@@ -84,7 +83,7 @@ class Writes:
             self._replier.reply(session, number, Code.OK, self._close(results, held))
 
         slots = request.slots[missing]
-        with self.let_go(held, refs):
+        with self._balance.let_go(refs, held=held):
             self._transfers.store(
                 session, number, pool, slots, refs, args.deadline_ms, args.fence, done
             )
@@ -107,17 +106,6 @@ class Writes:
             self._balance.policy.touched(held)
         self._index.hold(held)
         return results, np.flatnonzero(~present).astype(np.uint32), held
-
-    @contextmanager
-    def let_go(self, held: U32, refs: U64 | None = None) -> Iterator[None]:
-        """What fails inside must not leave the chain held, or places taken, for ever."""
-        try:
-            yield
-        except BaseException:
-            self._balance.free(self._index.unhold(held))
-            if refs is not None:
-                self._balance.free(refs)
-            raise
 
     def _close(self, results: U8, held: U32) -> bytes:
         self._balance.free(self._index.unhold(held))
@@ -178,7 +166,7 @@ class Writes:
             else:  # another rank that shares this part stored it, or is at it
                 results[position] = Stored.INCOMPLETE
         part_bytes = request.entry.part_bytes(pool.part)
-        with self.let_go(held):
+        with self._balance.let_go(held=held):
             refs = self._tenants.place(request.entry, part_bytes, len(blocks))
         for _, block in blocks[len(refs) :]:
             self._parts.settle(session, block)
@@ -213,7 +201,7 @@ class Writes:
 
         def done(outcomes: U8, sums: U64) -> None:
             ends = zip(blocks, outcomes.tolist(), sums.tolist(), strict=True)
-            with self.let_go(held), self._parts.let_go(session, blocks, pool.part):
+            with self._balance.let_go(held=held), self._parts.let_go(session, blocks, pool.part):
                 for (position, block), outcome, checksum in ends:
                     if session.ended and not block.dropped:
                         self._parts.drop(block)
@@ -231,7 +219,7 @@ class Writes:
             self._replier.reply(session, number, Code.OK, self._close(results, held))
 
         refs = np.array([block.refs[pool.part] for _, block in blocks], np.uint64)
-        with self.let_go(held), self._parts.let_go(session, blocks, pool.part):
+        with self._balance.let_go(held=held), self._parts.let_go(session, blocks, pool.part):
             self._transfers.store(
                 session, number, pool, slots, refs, args.deadline_ms, args.fence, done
             )

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from evoke.core import scores
+from evoke.policy.formula import unscored
 
 __all__ = ["Clairvoyant"]
-
-_UNUSED_ALPHA = 0.5
 
 
 @dataclass(frozen=True)
@@ -32,4 +31,4 @@ class Clairvoyant:
         return scores.Clairvoyant(known)
 
     def scores(self, known: scores.Identities, /) -> scores.Scores:
-        return scores.Scores(known, _UNUSED_ALPHA)
+        return unscored(known)

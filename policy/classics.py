@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from evoke.core import scores
-from evoke.policy.formula import STATES, check_name
+from evoke.policy.formula import STATES, check_name, unscored
 
 __all__ = ["Fifo", "Lfu", "Lru"]
-
-_UNUSED_ALPHA = 0.5
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Fifo:
         return scores.Fifo(known)
 
     def scores(self, known: scores.Identities, /) -> scores.Scores:
-        return scores.Scores(known, _UNUSED_ALPHA)
+        return unscored(known)
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Lru:
         return scores.Lru(known)
 
     def scores(self, known: scores.Identities, /) -> scores.Scores:
-        return scores.Scores(known, _UNUSED_ALPHA)
+        return unscored(known)
 
 
 @dataclass(frozen=True)
@@ -69,4 +67,4 @@ class Lfu:
         return scores.Lfu(known)
 
     def scores(self, known: scores.Identities, /) -> scores.Scores:
-        return scores.Scores(known, _UNUSED_ALPHA)
+        return unscored(known)

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Protocol
 
 from evoke.core import scores
 
-__all__ = ["CLOCKS", "STATES", "Formula", "check_above", "check_alpha", "check_name"]
+__all__ = ["CLOCKS", "STATES", "Formula", "check_above", "check_alpha", "check_name", "unscored"]
 
 CLOCKS: Final = ("request", "access", "second", "turn", "step")
 STATES: Final = ("keep", "reset")
@@ -45,6 +45,11 @@ class Formula(Protocol):
 
     def scores(self, known: scores.Identities, /) -> scores.Scores:
         """What accesses are written into."""
+
+
+def unscored(known: scores.Identities) -> scores.Scores:
+    """For a formula that reads no LRFU keys: accesses are noted, and the alpha has no meaning."""
+    return scores.Scores(known, 0.5)
 
 
 def check_alpha(alpha: float | None, half_life: float | None, default: float) -> float:

@@ -31,12 +31,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from evoke.core import scores
-from evoke.policy.formula import check_above, check_name
+from evoke.policy.formula import check_above, check_name, unscored
 
 __all__ = ["CLASSES", "ReturnIndex"]
 
 CLASSES: Final = ("age", "gap", "count-new", "shadow")
-_UNUSED_ALPHA = 0.5
 
 
 @dataclass(frozen=True)
@@ -63,4 +62,4 @@ class ReturnIndex:
         return scores.ReturnIndex(known, capacity, self.classes, self.memory_requests)
 
     def scores(self, known: scores.Identities, /) -> scores.Scores:
-        return scores.Scores(known, _UNUSED_ALPHA)
+        return unscored(known)

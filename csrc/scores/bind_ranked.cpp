@@ -3,15 +3,13 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include "../bind_arrays.hpp"
 #include "ranked.hpp"
 
 namespace py = pybind11;
 
 namespace evoke {
 namespace {
-
-template <typename T>
-using Exact = py::array_t<T, py::array::c_style>;
 
 template <typename T, typename Of>
 py::array_t<T> column(const std::vector<uint32_t>& ids, Of of) {

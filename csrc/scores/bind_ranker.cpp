@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../bind_arrays.hpp"
 #include "ranker.hpp"
 #include "remembered.hpp"
 
@@ -17,11 +18,6 @@ namespace {
 
 using Rows = py::array_t<uint32_t, py::array::c_style>;
 constexpr size_t kKeyBytes = 32;
-
-std::span<const uint8_t> span_of(const py::bytes& bytes) {
-  const std::string_view view = bytes;
-  return {reinterpret_cast<const uint8_t*>(view.data()), view.size()};
-}
 
 std::span<const uint8_t> checked_keys(const py::bytes& keys) {
   const std::span<const uint8_t> packed = span_of(keys);

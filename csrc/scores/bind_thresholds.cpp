@@ -2,15 +2,13 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include "../bind_arrays.hpp"
 #include "thresholds.hpp"
 
 namespace py = pybind11;
 
 namespace evoke {
 namespace {
-
-template <typename T>
-using Exact = py::array_t<T, py::array::c_style>;
 
 py::dict run(const Exact<uint32_t>& ids, const Exact<uint64_t>& starts, uint32_t identities,
              double alpha, double keep, double evict, bool keep_state) {

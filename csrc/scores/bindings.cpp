@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "../bind_arrays.hpp"
 #include "clairvoyant.hpp"
 #include "orders.hpp"
 #include "product.hpp"
@@ -26,19 +27,6 @@ void bind_return_index(py::module_& m);
 void bind_thresholds(py::module_& m);
 
 namespace {
-
-template <typename T>
-using Exact = py::array_t<T, py::array::c_style>;
-
-template <typename T>
-std::span<const T> span_of(const Exact<T>& array) {
-  return {array.data(), static_cast<size_t>(array.size())};
-}
-
-template <typename T>
-py::array_t<T> array_of(const std::vector<T>& values) {
-  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
-}
 
 py::dict run(const Exact<uint32_t>& ids, const Exact<uint64_t>& starts, const Exact<double>& now_s,
              uint32_t identities, uint64_t capacity_blocks, bool tail_first,
@@ -144,8 +132,8 @@ PYBIND11_MODULE(_scores, m) {
   bind_ranker(m);
   py::class_<Victims>(m, "Victims")
       .def(py::init<>())
-      .def_property_readonly("ids", [](const Victims& v) { return array_of(v.ids); })
-      .def_property_readonly("starts", [](const Victims& v) { return array_of(v.starts); });
+      .def_property_readonly("ids", [](const Victims& v) { return to_array(v.ids); })
+      .def_property_readonly("starts", [](const Victims& v) { return to_array(v.starts); });
   bind_observe(m);
   m.def("simulate", &run, py::arg("ids"), py::arg("starts"), py::arg("now_s"),
         py::arg("identities"), py::arg("capacity_blocks"), py::arg("tail_first"), py::arg("clock"),

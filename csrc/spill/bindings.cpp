@@ -31,11 +31,6 @@ py::bytes from_bytes(const std::array<uint8_t, n>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), n};
 }
 
-std::span<const uint8_t> packed(const py::bytes& bytes) {
-  const auto view = static_cast<std::string_view>(bytes);
-  return {reinterpret_cast<const uint8_t*>(view.data()), view.size()};
-}
-
 std::unique_ptr<SpillStore> open_store(
     const std::string& directory, uint64_t capacity_bytes,
     const std::vector<std::tuple<size_t, uintptr_t, uint64_t>>& memories, uint64_t segment_bytes,
@@ -206,11 +201,6 @@ py::dict recovered(const SpillStore& store) {
   return out;
 }
 
-template <typename T>
-std::span<const T> span_of(const Exact<T>& array) {
-  return {array.data(), static_cast<size_t>(array.size())};
-}
-
 void bind_blocks(py::class_<SpillStore>& store) {
   store
       .def(
@@ -222,7 +212,7 @@ void bind_blocks(py::class_<SpillStore>& store) {
       .def(
           "find",
           [](const SpillStore& self, uint32_t number, const py::bytes& keys) {
-            return to_array(self.find(number, packed(keys)));
+            return to_array(self.find(number, span_of(keys)));
           },
           py::arg("namespace"), py::arg("keys"))
       .def("entry", &entry_of, py::arg("slot"))
@@ -233,7 +223,7 @@ void bind_blocks(py::class_<SpillStore>& store) {
       .def(
           "link",
           [](SpillStore& self, uint32_t number, const py::bytes& keys) {
-            self.link(number, packed(keys));
+            self.link(number, span_of(keys));
           },
           py::arg("namespace"), py::arg("keys"))
       .def(
