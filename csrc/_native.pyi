@@ -18,6 +18,9 @@ from evoke.core._native_memory import (
     check_pool_memfd as check_pool_memfd,
 )
 from evoke.core._native_memory import (
+    guard_accept as guard_accept,
+)
+from evoke.core._native_memory import (
     make_pool_memfd as make_pool_memfd,
 )
 from evoke.core._native_memory import (

@@ -70,6 +70,11 @@ def make_pool_memfd(pool_bytes: int, name: str, huge: bool = False) -> int:
 def check_pool_memfd(fd: int, pool_bytes: int) -> None:
     """ValueError unless fd is a memfd of at least pool_bytes sealed against SHRINK."""
 
+def guard_accept() -> int:
+    """From now on a libzmq that is loaded survives a process without free descriptors: it hears
+    ENFILE from accept(), and tries again, where EMFILE would make it end the process. How many of
+    its calls are guarded, 0 where it is linked in a way that leaves none to guard."""
+
 def memory_available_bytes(proc: str = "/proc") -> int:
     """The least of MemAvailable and what the cgroups (v1 and v2, up to the root) leave; inactive
     page cache counts as free. proc: where procfs is."""

@@ -5,6 +5,7 @@
 #include <system_error>
 #include <vector>
 
+#include "accept_guard.hpp"
 #include "arena.hpp"
 #include "bindings.hpp"
 #include "memory.hpp"
@@ -161,6 +162,7 @@ void bind_memory(py::module_& m) {
   m.def("make_pool_memfd", &pool_memfd, py::arg("pool_bytes"), py::arg("name"),
         py::arg("huge") = false);
   m.def("check_pool_memfd", &check_pool_memfd, py::arg("fd"), py::arg("pool_bytes"));
+  m.def("guard_accept", &guard_accept);
   m.def("memory_available_bytes", &memory_available_bytes, py::arg("proc") = "/proc");
 }
 

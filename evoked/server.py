@@ -13,6 +13,7 @@ import structlog
 import zmq
 
 from evoke.client.wire import Args, Code, WireError, decode_request, encode_reply
+from evoke.core import native
 from evoked.counters import Counters
 from evoked.sessions import Session
 
@@ -119,8 +120,13 @@ class Server:
     ) -> None:
         self._path, self._counters, self._boot, self._access = path, counters, boot, access
         self._requests_per_s, self._clock, self._on_broken = requests_per_s, clock, on_broken
-        self.context = zmq.Context()
         self._log = structlog.get_logger()
+        if not native.guard_accept():
+            self._log.warning(
+                "too many connections to the control socket would end this daemon",
+                reason="this libzmq's calls of accept() cannot be guarded",
+            )
+        self.context = zmq.Context()
         self.handlers: dict[str, Handler] = {}
         self.sessions: dict[bytes, Session] = {}
         self.stopping = False
