@@ -1,14 +1,16 @@
-"""The part of evoke that a person reads in an afternoon stays that small."""
+"""What a person reads in an afternoon stays that small, and the rest does not grow unnoticed."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {".py", ".pyi", ".cpp", ".hpp"}
-AFTERNOON_LINES_MAX = 27_000  # ARCHITECTURE.md says why it is not the 8,000 of the design
+AFTERNOON_LINES_MAX = 8_000
+CORE_LINES_MAX = 29_000  # ARCHITECTURE.md says why it is not the 8,000 of the design
 FILE_LINES_MAX = 340
 INTEGRATIONS = {
     "conformance.py",
@@ -42,7 +44,7 @@ def sources(*folders: str) -> list[Path]:
     return [file for f in folders for file in (ROOT / f).rglob("*") if file.suffix in SOURCES]
 
 
-def is_afternoon(file: Path) -> bool:
+def is_core(file: Path) -> bool:
     folder, *rest = file.relative_to(ROOT).parts
     if folder == "evoked":
         return rest[0] != "cli"
@@ -55,13 +57,20 @@ def lines(file: Path) -> int:
     return len(file.read_text().splitlines())
 
 
-def test_core_is_read_in_an_afternoon() -> None:
+def test_afternoon_is_short() -> None:
+    """The files that ARCHITECTURE.md lists for an afternoon's reading have at most 8,000 lines."""
+    section = (ROOT / "ARCHITECTURE.md").read_text().split("\n## An afternoon\n")[1]
+    listed = re.findall(r"`((?:evoked|client|csrc|policy)/[^`]+)`", section.partition("\n## ")[0])
+    assert len(listed) > 30, "the section has moved: this test counts nothing"
+    assert sum(lines(ROOT / name) for name in listed) <= AFTERNOON_LINES_MAX
+
+
+def test_core_is_small() -> None:
     """evoked/ without cli/, client/ without integrations, csrc/ and the needed part of policy/ have
     no more lines together than the line that is held, comments and blank lines included."""
-    afternoon = [f for f in sources("evoked", "client", "csrc", "policy") if is_afternoon(f)]
-    assert len(afternoon) > 40, "the folders have moved: this test counts nothing"
-    total = sum(map(lines, afternoon))
-    assert total <= AFTERNOON_LINES_MAX
+    core = [f for f in sources("evoked", "client", "csrc", "policy") if is_core(f)]
+    assert len(core) > 40, "the folders have moved: this test counts nothing"
+    assert sum(map(lines, core)) <= CORE_LINES_MAX
 
 
 @pytest.mark.parametrize("folder", ["evoked", "client", "csrc", "policy", "config"])
