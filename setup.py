@@ -24,7 +24,10 @@ compile_args = ["-O3", "-g1", "-MMD", "-UNDEBUG", "-fno-omit-frame-pointer", *st
 
 
 # What a folder's module has of csrc/ in itself, compiled once.
-shared = {"csrc/spill": ["csrc/kernels.cpp", "csrc/memory.cpp", "csrc/xxh3.cpp"]}
+shared = {
+    "csrc/scores": ["csrc/siphash.cpp"],
+    "csrc/spill": ["csrc/kernels.cpp", "csrc/memory.cpp", "csrc/xxh3.cpp"],
+}
 
 
 def extension(name: str, folder: str) -> Pybind11Extension:

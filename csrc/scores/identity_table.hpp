@@ -23,6 +23,8 @@ class IdentityTable {
 
   // kNoId when it is not known.
   uint32_t find(const Tag& tag) const;
+  // It will be asked for soon.
+  void prefetch(const Tag& tag) const { __builtin_prefetch(&slots_[print_of(tag) & mask()]); }
   // Its number; a new one knows nothing and has `bytes`. A call for one that is known counts as a
   // use for stalest(): keys that come once do not push out what comes again.
   uint32_t intern(const Tag& tag, uint32_t bytes);

@@ -1,7 +1,6 @@
 // The orders whose ranks only rise with an access: one lazy heap each.
 #pragma once
 
-#include <tuple>
 #include <vector>
 
 #include "heap.hpp"
@@ -30,12 +29,12 @@ class HeapOrder : public Order {
   void exit(uint32_t id) override { heap_.remove(id); }
 
  private:
-  LazyHeap<decltype(Rank{}(std::declval<const Identities&>(), 0u))> heap_;
+  LazyHeap heap_;
 };
 
 // Least recently used.
 struct ByRecency {
-  uint32_t operator()(const Identities& known, uint32_t id) const { return known.seq[id]; }
+  HeapRank operator()(const Identities& known, uint32_t id) const { return known.seq[id]; }
 };
 using Lru = HeapOrder<ByRecency>;
 
@@ -62,15 +61,15 @@ class Fifo : public Order {
   void on_leave(uint32_t id) override { admitted_[id] = 0; }
 
  private:
-  LazyHeap<uint64_t> heap_;
+  LazyHeap heap_;
   std::vector<uint64_t> admitted_;
   uint64_t admissions_ = 0;
 };
 
 // Least often used, the least recent of equals.
 struct ByCount {
-  std::tuple<uint16_t, uint32_t> operator()(const Identities& known, uint32_t id) const {
-    return {known.count[id], known.seq[id]};
+  HeapRank operator()(const Identities& known, uint32_t id) const {
+    return HeapRank{known.count[id]} << 32 | known.seq[id];
   }
 };
 using Lfu = HeapOrder<ByCount>;
@@ -78,8 +77,8 @@ using Lfu = HeapOrder<ByCount>;
 // Lowest LRFU score, the least recent of equals: the order of keys is the order of scores at any
 // time.
 struct ByKey {
-  std::tuple<double, uint32_t> operator()(const Identities& known, uint32_t id) const {
-    return {known.key[id], known.seq[id]};
+  HeapRank operator()(const Identities& known, uint32_t id) const {
+    return rank_of(known.key[id], known.seq[id]);
   }
 };
 using Lrfu = HeapOrder<ByKey>;

@@ -1,7 +1,6 @@
 #include "product.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cassert>
 #include <cmath>
 #include <limits>
@@ -13,13 +12,12 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr size_t kWidthMin = 64;
-constexpr size_t kDepthMax = 64;
 // A bound is computed like a priority, but the functions in it may be off by a last digit.
-constexpr double kDoubt = 1 + 1e-12;
+constexpr double kDoubt = 1e-12;
 
 }  // namespace
 
-const Product::Least Product::kNobody{kInfinity, kInfinity, 0xFFFFFFFF};
+const Product::Least Product::kNobody{kInfinity, kInfinity, 0xFFFFFFFF, kNoSlot};
 
 Product::Product(Identities* identities, double alpha, double beta, bool rescaled)
     : Order(identities), beta_(beta), rescaled_(rescaled) {
@@ -42,19 +40,33 @@ void Product::grow(size_t count) {
   if (count > slots_.size()) slots_.resize(count, kNoSlot);
 }
 
+double Product::Power::operator()(double exponent) {
+  if (exponent != of) *this = {exponent, std::expm1(exponent)};
+  return less_one;
+}
+
 double Product::priority(double key, double at_clock, double clock) const {
+  if (clock == at_clock) return 0;
   const double log_score = key - clock * lambda_;
-  const double idle = std::expm1(-beta_ * (clock - at_clock));
-  if (!rescaled_) return std::expm1(log_score) * idle;
+  const double idle = idle_(-beta_ * (clock - at_clock));
+  if (!rescaled_) return score_(log_score) * idle;
   return -idle * alpha_ / (std::exp(log_score) + alpha_);
 }
 
 Product::Least Product::lesser(const Least& a, const Least& b) {
-  return {std::min(a.key, b.key), std::min(a.at_clock, b.at_clock), std::min(a.seq, b.seq)};
+  Least both{std::min(a.key, b.key), std::min(a.at_clock, b.at_clock), std::min(a.seq, b.seq),
+             kNoSlot};
+  for (const Least* one : {&a, &b}) {
+    if (one->key == both.key && one->at_clock == both.at_clock && one->seq == both.seq) {
+      both.slot = one->slot;
+      break;
+    }
+  }
+  return both;
 }
 
 Product::Least Product::of(uint32_t id) const {
-  return {known().key[id], known().at_clock[id], known().seq[id]};
+  return {known().key[id], known().at_clock[id], known().seq[id], slots_[id]};
 }
 
 void Product::put(size_t slot, const Least& least) {
@@ -64,7 +76,10 @@ void Product::put(size_t slot, const Least& least) {
     node /= 2;
     const Least both = lesser(tree_[2 * node], tree_[2 * node + 1]);
     const Least& had = tree_[node];
-    if (had.key == both.key && had.at_clock == both.at_clock && had.seq == both.seq) return;
+    if (had.key == both.key && had.at_clock == both.at_clock && had.seq == both.seq &&
+        had.slot == both.slot) {
+      return;
+    }
     tree_[node] = both;
   }
 }
@@ -74,6 +89,7 @@ void Product::add(uint32_t id) {
   slots_[id] = static_cast<uint32_t>(next_slot_);
   ids_[next_slot_] = id;
   put(next_slot_, of(id));
+  if (!front_.empty()) open(width_ + next_slot_);
   ++next_slot_;
 }
 
@@ -87,6 +103,7 @@ void Product::compact() {
             [this](uint32_t a, uint32_t b) { return known().seq[a] < known().seq[b]; });
   width_ = kWidthMin;
   while (width_ < 2 * live.size() + 1) width_ *= 2;
+  front_.clear();
   tree_.assign(2 * width_, kNobody);
   ids_.assign(width_, kNoId);
   next_slot_ = live.size();
@@ -119,51 +136,44 @@ bool Product::is_stale(uint32_t id) const {
   return tree_[width_ + slots_[id]].seq != known().seq[id];
 }
 
-void Product::consider(size_t slot, double clock, Best* best) const {
-  const uint32_t id = ids_[slot];
-  if (id == kNoId) return;
-  const Least& leaf = tree_[width_ + slot];
-  const double found = priority(leaf.key, leaf.at_clock, clock);
-  const bool wins = best->id == kNoId || found > best->priority ||
-                    (found == best->priority && leaf.seq < tree_[width_ + slots_[best->id]].seq);
-  if (wins) *best = {id, found};
+Product::Bound Product::bound(size_t node) const {
+  const Least& least = tree_[node];
+  double most = priority(least.key, least.at_clock, clock_);
+  if (least.slot == kNoSlot) most += std::abs(most) * kDoubt;
+  return {most, least.seq, static_cast<uint32_t>(node)};
 }
 
-Product::Best Product::search(double clock) const {
-  Best best;
-  std::array<size_t, 2 * kDepthMax> waiting;
-  size_t count = 0;
-  waiting[count++] = 1;
-  while (count > 0) {
-    const size_t node = waiting[--count];
-    const Least& least = tree_[node];
-    if (least.key == kInfinity) continue;  // nobody is below
-    if (best.id != kNoId) {
-      // Beaten on both counts, the common case, costs no function.
-      const Least& leader = tree_[width_ + slots_[best.id]];
-      if (least.key >= leader.key && least.at_clock >= leader.at_clock && least.seq > leader.seq) {
-        continue;
-      }
-      if (priority(least.key, least.at_clock, clock) * kDoubt < best.priority) continue;
-    }
-    if (node >= width_) {
-      consider(node - width_, clock, &best);
-    } else {
-      waiting[count++] = 2 * node + 1;
-      waiting[count++] = 2 * node;  // first: the older half
-    }
-  }
-  return best;
+// Into the front.
+void Product::open(size_t node) {
+  if (tree_[node].key == kInfinity) return;  // nobody is below
+  front_.push_back(bound(node));
+  std::push_heap(front_.begin(), front_.end());
 }
 
 uint32_t Product::worst(double clock) {
   if (candidates() == 0) return kNoId;
+  if (clock != clock_) front_.clear();
+  clock_ = clock;
   while (true) {
-    const Best best = search(clock);
-    assert(best.id != kNoId);
-    if (!is_stale(best.id)) return best.id;
-    exit(best.id);
-    add(best.id);
+    if (front_.empty()) open(1);
+    const Bound first = front_.front();
+    const Least& least = tree_[first.node];
+    const bool is_current = bound(first.node).is_as(first);
+    if (is_current && least.slot != kNoSlot) {
+      const uint32_t id = ids_[least.slot];
+      if (!is_stale(id)) return id;
+      exit(id);
+      add(id);
+      continue;
+    }
+    std::pop_heap(front_.begin(), front_.end());
+    front_.pop_back();
+    if (!is_current) {
+      open(first.node);
+    } else {
+      open(2 * first.node);
+      open(2 * first.node + 1);
+    }
   }
 }
 

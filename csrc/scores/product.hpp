@@ -1,8 +1,8 @@
 // The order of the product (1 - score) * (1 - e^(-beta idle)): the highest leaves first. Two blocks
 // can change places while neither is touched, so no heap holds it. But the product falls with the
 // key and with the last access, and both stand still between accesses: a tree whose nodes keep the
-// least of each bounds what is below it, and the search goes only where the bound beats the best
-// block found so far.
+// least of each bounds what is below it, and the search opens the node with the highest bound first
+// until that is a block. At one time of the clock the next search goes on where this one ended.
 #pragma once
 
 #include <cstddef>
@@ -37,10 +37,22 @@ class Product : public Order {
     double key;
     double at_clock;
     uint32_t seq;
+    uint32_t slot;  // whose all three are: it goes first of what is below; kNoSlot: nobody's
   };
-  struct Best {
-    uint32_t id = kNoId;
-    double priority = 0;
+  struct Bound {
+    double most;  // of what is below: nothing there ranks higher
+    uint32_t seq;
+    uint32_t node;
+    bool is_as(const Bound& other) const { return most == other.most && seq == other.seq; }
+    // Of std::*_heap, whose front is the greatest.
+    bool operator<(const Bound& other) const {
+      return most != other.most ? most < other.most : seq > other.seq;
+    }
+  };
+  struct Power {  // the last one, as neighbours were mostly used at one time
+    double of = 0;
+    double less_one = 0;
+    double operator()(double exponent);
   };
 
   static const Least kNobody;
@@ -51,8 +63,8 @@ class Product : public Order {
   void put(size_t slot, const Least& least);
   void add(uint32_t id);
   void compact();
-  Best search(double clock) const;
-  void consider(size_t slot, double clock, Best* best) const;
+  Bound bound(size_t node) const;
+  void open(size_t node);
   bool is_stale(uint32_t id) const;
 
   double lambda_;
@@ -67,6 +79,12 @@ class Product : public Order {
   std::vector<uint32_t> slots_;  // by id
   size_t width_ = 0;
   size_t next_slot_ = 0;
+  // A heap: every slot that is in use is in it or below one of it. A bound is never too low at
+  // clock_; too high it may be, as accesses and exits do not come here.
+  std::vector<Bound> front_;
+  double clock_ = 0;
+  mutable Power score_;
+  mutable Power idle_;
 };
 
 }  // namespace evoke

@@ -4,7 +4,6 @@
 #include <functional>
 #include <limits>
 #include <span>
-#include <tuple>
 #include <vector>
 
 #include "heap.hpp"
@@ -40,13 +39,12 @@ class Ranked : public Order {
   void on_touch(uint32_t id) override { ranks_[id] = kUnranked; }
 
  private:
-  using Key = std::tuple<double, uint32_t>;
   static constexpr double kUnranked = std::numeric_limits<double>::infinity();
 
-  Key key(uint32_t id) const { return {ranks_[id], known().seq[id]}; }
+  HeapRank key(uint32_t id) const { return rank_of(ranks_[id], known().seq[id]); }
 
   std::vector<double> ranks_;
-  LazyHeap<Key> heap_;
+  LazyHeap heap_;
   uint32_t every_;
   uint32_t requests_ = 0;
   OnTick on_tick_;

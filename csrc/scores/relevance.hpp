@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <tuple>
 #include <vector>
 
 #include "heap.hpp"
@@ -47,17 +46,15 @@ class Relevance : public Order {
   void exit(uint32_t id) override { heap_.remove(id); }
 
  private:
-  using Rank = std::tuple<double, double, uint32_t>;
-
-  Rank rank(uint32_t id) const {
+  HeapRank rank(uint32_t id) const {
     const double at = known().at_clock[id];  // later than clock_ until the next choice
-    return {value(id, clock_ < at ? at : clock_), at, known().seq[id]};
+    return rank_of(value(id, clock_ < at ? at : clock_), known().seq[id]);
   }
 
   RelevanceWeights weights_;
   Scores scores_;
   std::vector<float> coherence_;
-  LazyHeap<Rank> heap_;  // as of clock_
+  LazyHeap heap_;  // as of clock_
   double clock_ = 0;
   bool stale_ = false;
 };
