@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "by_seq.hpp"
+
 namespace evoke {
 namespace {
 
@@ -31,9 +33,7 @@ void Ranker::use(Order* order) {
   for (uint32_t row = 0; row < rows_.size(); ++row) {
     if (rows_[row].ranked) ranked.push_back(row);
   }
-  std::sort(ranked.begin(), ranked.end(), [this](uint32_t a, uint32_t b) {
-    return known_.seq[rows_[a].id] < known_.seq[rows_[b].id];
-  });
+  sort_by_seq(&ranked, [this](uint32_t row) { return known_.seq[rows_[row].id]; });
   for (const uint32_t row : ranked) {
     rows_[row].ranked = false;
     rank(row);
@@ -89,8 +89,7 @@ void Ranker::renumber_when_due() {
   for (uint32_t id = 0; id < table_.end(); ++id) {
     if (table_.live(id)) ids.push_back(id);
   }
-  std::sort(ids.begin(), ids.end(),
-            [this](uint32_t a, uint32_t b) { return known_.seq[a] < known_.seq[b]; });
+  sort_by_seq(&ids, [this](uint32_t id) { return known_.seq[id]; });
   seq_ = 0;
   for (const uint32_t id : ids) known_.seq[id] = next_seq();
   if (order_) order_->rebuild();

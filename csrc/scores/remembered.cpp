@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "by_seq.hpp"
+
 namespace evoke {
 
 static_assert(std::endian::native == std::endian::little);
@@ -16,8 +18,7 @@ std::vector<RememberedRecord> dump_remembered(Ranker* ranker, double clock) {
   for (uint32_t id = 0; id < ranker->table().end(); ++id) {
     if (ranker->table().live(id) && known.count[id] > 0) ids.push_back(id);
   }
-  std::sort(ids.begin(), ids.end(),
-            [&known](uint32_t a, uint32_t b) { return known.seq[a] < known.seq[b]; });
+  sort_by_seq(&ids, [&known](uint32_t id) { return known.seq[id]; });
   std::vector<RememberedRecord> records;
   records.reserve(ids.size());
   for (const uint32_t id : ids) {
