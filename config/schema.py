@@ -30,6 +30,7 @@ class Daemon:
     policy: Annotated[str, Text(1024)] = ""  # a file; "": the default policy
     policy_dir: Annotated[str, Text(1024)] = ""  # a directory; "": no policies in files
     policy_deadline_ms: Annotated[int, Integer(1, 60_000)] = 200
+    state_dir: Annotated[str, Text(1024)] = ""  # a directory; "": $STATE_DIRECTORY, else none
 
 
 @dataclass(frozen=True, kw_only=True)

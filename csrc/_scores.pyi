@@ -241,19 +241,23 @@ class Ranker:
         """id, parent_row, held, resident (in the order), log_score, idle, seq, count."""
 
     def dump(self, clock: float) -> bytes:
-        """What is remembered, 40 bytes an identity (csrc/scores/remembered.hpp), least recent
-        first."""
+        """Who is remembered, 40 bytes each (csrc/scores/remembered.hpp), least recent first."""
 
-    def load(self, records: bytes, clock: float, elapsed: float) -> int:
-        """What dump() gave, of a daemon before, elapsed clock units ago: how many were taken.
-        ValueError: what dump() would not have written."""
+    def dump_part(
+        self, clock: float, first: int, count: int
+    ) -> tuple[bytes, NDArray[np.uint32], bool]:
+        """The same of identities first to first + count, unordered; their seq; is_end."""
+
+    def load(self, records: bytes, clock: float, elapsed: float, rows_most: int = 0) -> int:
+        """What dump() gave elapsed clock units ago: how many, the most recent, were taken.
+        rows_most: of the ranker then. ValueError: what dump() would not have written."""
 
     def set_seq(self, seq: int) -> None:
         """For tests: as after so many accesses."""
 
     def size_bytes(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
+    rows: int
+    rows_most: int
     @property
     def remembered(self) -> int: ...
     @property

@@ -56,6 +56,7 @@ HELP: Final[dict[str, str]] = {
     "reports_repeated": "reports of a request that had been reported before",
     "defects": "requests that met a defect of the daemon",
     "replies_held": "replies kept back for a peer that had to connect again",
+    "learned_failed": "times that what the policy learned could not be saved",
     "policy_reloads": "policies put into force since start",
     "policy_refused": "policies refused at a reload, with a reason; nothing changed",
     "policy_reverts": "policies of users that failed and gave way to the last good one",

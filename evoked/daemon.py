@@ -21,6 +21,7 @@ from evoke.config import Config
 from evoke.core import native
 from evoked.counters import Counters
 from evoked.events import Events
+from evoked.learned import LearnedFile, state_dir
 from evoked.liveness import Liveness
 from evoked.memory_watch import MemoryWatch, memory_besides_bytes
 from evoked.notify import Notifier
@@ -133,6 +134,12 @@ class Daemon:
             copy=copy,
             watcher=self._watcher,
         )
+        place = state_dir(config.daemon.state_dir, embedded=self._parent_fd is not None)
+        works = self.works
+        try:
+            self.learned = LearnedFile(place, works.balance.policy, self.counters, works.timers)
+        except OSError as error:
+            raise StartError(f"daemon.state_dir: {error}") from None
         self.liveness = Liveness(
             os.path.join(self.directory, "session.sock"),
             self._epoll,
@@ -285,6 +292,7 @@ class Daemon:
         for session in list(self.liveness.sessions.values()):
             self.end_session(session, "daemon stops")
         self.works.policies.close()
+        self.learned.close()
         self.liveness.close()
         self.events.close()
         self.server.close()

@@ -10,14 +10,43 @@ import hashlib
 import secrets
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evoke.core import native, scores
 from evoke.policy.base import Rows
 from evoke.policy.formula import Formula
 
-__all__ = ["Ranking"]
+__all__ = ["Learned", "Ranking"]
 
 SECRET_BYTES: Final = 16
 DEFAULT_ALPHA: Final = 0.05
+
+
+class Learned:
+    """A dump of what a ranking remembers, taken in pieces as of one time of its clock."""
+
+    RECORD_BYTES: Final = 40
+
+    def __init__(self, ranker: scores.Ranker, secret: bytes, requests: int) -> None:
+        self._ranker, self._next = ranker, 0
+        self.secret, self.requests, self.rows_most = secret, requests, ranker.rows_most
+        self._records: list[bytes] = []
+        self._seqs: list[NDArray[np.uint32]] = []
+
+    def take(self, count: int) -> bool:
+        """Of so many identities more; whether that was the end."""
+        records, seqs, is_end = self._ranker.dump_part(float(self.requests), self._next, count)
+        self._records.append(records)
+        self._seqs.append(seqs)
+        self._next += count
+        return is_end
+
+    def sorted(self) -> bytes:
+        """The records, least recent first. Touches nothing of the ranking: for any thread."""
+        kind = np.dtype((np.void, self.RECORD_BYTES))
+        records = np.frombuffer(b"".join(self._records), kind)
+        return records[np.argsort(np.concatenate(self._seqs), kind="stable")].tobytes()
 
 
 class Ranking:
@@ -30,9 +59,21 @@ class Ranking:
         self._ranker = scores.Ranker(
             self._known, scores.Scores(self._known, DEFAULT_ALPHA, True), 1
         )
-        self._requests = 0
+        self.requests = 0
         index.follow()
         self._use(formula)
+
+    def learned(self) -> Learned:
+        """What is remembered now, to be taken in pieces."""
+        self._follow()
+        return Learned(self._ranker, self._secret, self.requests)
+
+    def restore(self, secret: bytes, records: bytes, rows_most: int) -> int:
+        """What a ranking before had learned, before any namespace is added; how many identities
+        were taken. No requests passed meanwhile, so nothing has aged. ValueError: damaged."""
+        taken = self._ranker.load(records, float(self.requests), 0.0, rows_most)
+        self._secret = secret
+        return taken
 
     @property
     def name(self) -> str:
@@ -46,7 +87,7 @@ class Ranking:
         """Rank by this formula from now on. Scores stay as they are and age by the new alpha."""
         self._follow()
         self._ranker.set_rules(remembered_factor, 4096, keep)
-        self._ranker.rescale(alpha, float(self._requests), float(self._requests))
+        self._ranker.rescale(alpha, float(self.requests), float(self.requests))
         if formula != self._formula:
             self._use(formula)
 
@@ -59,26 +100,26 @@ class Ranking:
     def asked(self, namespace: int, keys: bytes, now_s: float) -> None:
         """A request asked for the blocks of these keys, in chain order, stored or not."""
         self._follow()
-        self._requests += 1
-        self._ranker.asked(namespace, keys, float(self._requests), now_s)
+        self.requests += 1
+        self._ranker.asked(namespace, keys, float(self.requests), now_s)
 
     def touched(self, rows: Rows) -> None:
         """An access of resident blocks, in chain order, that no request will report."""
         self._follow()
-        self._ranker.used(rows, float(self._requests))
+        self._ranker.used(rows, float(self.requests))
 
     def victims(self, count: int, bytes_wanted: int, namespace: int = -1) -> Rows:
         """See base.Policy. Of one namespace: its least recent ones, where too many blocks of others
         would have to be passed over."""
         self._follow()
-        clock = float(self._requests)
+        clock = float(self.requests)
         rows, _, is_short = self._ranker.make_room(count, bytes_wanted, namespace, clock=clock)
         return self._index.victims(count, bytes_wanted, namespace) if is_short else rows
 
     def row(self, row: int) -> dict[str, object]:
         """What is known of a row: see scores.Ranker.row."""
         self._follow()
-        return self._ranker.row(row, float(self._requests))
+        return self._ranker.row(row, float(self.requests))
 
     def _follow(self) -> None:
-        self._ranker.apply(*self._index.take_changes(), float(self._requests))
+        self._ranker.apply(*self._index.take_changes(), float(self.requests))

@@ -105,12 +105,20 @@ class PyRanker {
   }
 
   py::bytes dump(double clock) {
-    const std::vector<RememberedRecord> records = dump_remembered(&ranker_, clock);
+    const std::vector<RememberedRecord> records = dump_remembered(ranker_, clock);
     return {reinterpret_cast<const char*>(records.data()),
             records.size() * sizeof(RememberedRecord)};
   }
 
-  size_t load(const py::bytes& bytes, double clock, double elapsed) {
+  py::tuple dump_part(double clock, size_t first, size_t count) {
+    const RememberedPart part = evoke::dump_part(ranker_, clock, first, count);
+    return py::make_tuple(py::bytes(reinterpret_cast<const char*>(part.records.data()),
+                                    part.records.size() * sizeof(RememberedRecord)),
+                          Rows(static_cast<py::ssize_t>(part.seqs.size()), part.seqs.data()),
+                          first + count >= ranker_.table().end());
+  }
+
+  size_t load(const py::bytes& bytes, double clock, double elapsed, size_t rows_most) {
     const std::span<const uint8_t> raw = span_of(bytes);
     if (raw.size() % sizeof(RememberedRecord)) {
       throw std::invalid_argument("bytes: " + std::to_string(raw.size()) +
@@ -118,7 +126,7 @@ class PyRanker {
     }
     std::vector<RememberedRecord> records(raw.size() / sizeof(RememberedRecord));
     std::memcpy(records.data(), raw.data(), raw.size());
-    return load_remembered(&ranker_, records, clock, elapsed);
+    return load_remembered(&ranker_, records, clock, elapsed, rows_most);
   }
 
  private:
@@ -174,7 +182,10 @@ void bind_ranker(py::module_& m) {
            py::arg("newcomers_space") = 0, py::arg("clock") = 0.0)
       .def("row", &PyRanker::row, py::arg("row"), py::arg("clock"))
       .def("dump", &PyRanker::dump, py::arg("clock"))
-      .def("load", &PyRanker::load, py::arg("records"), py::arg("clock"), py::arg("elapsed"))
+      .def("load", &PyRanker::load, py::arg("records"), py::arg("clock"), py::arg("elapsed"),
+           py::arg("rows_most") = 0)
+      .def("dump_part", &PyRanker::dump_part, py::arg("clock"), py::arg("first"), py::arg("count"))
+      .def_property_readonly("rows_most", [](PyRanker& self) { return self.get().rows_most(); })
       .def("set_seq", [](PyRanker& self, uint32_t seq) { self.get().set_seq(seq); })
       .def_property_readonly("rows", [](PyRanker& self) { return self.get().rows(); })
       .def_property_readonly("remembered", [](PyRanker& self) { return self.get().table().size(); })

@@ -2,6 +2,7 @@
 // the order, and what the order chooses becomes rows.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -62,12 +63,16 @@ class Ranker {
   const IdentityTable& table() const { return table_; }
   IdentityTable& table() { return table_; }
   Identities& known() { return known_; }
-  Scores& scores() { return scores_; }
+  const Identities& known() const { return known_; }
+  const Scores& scores() const { return scores_; }
   const Order* order() const { return order_; }
   uint32_t id_of(uint32_t row) const { return row < rows_.size() ? rows_[row].id : kNoId; }
   uint32_t parent_of(uint32_t row) const { return rows_[row].parent; }
   bool held(uint32_t row) const { return rows_[row].held; }
   size_t rows() const { return count_; }
+  size_t rows_most() const { return count_most_; }
+  // As many as a daemon before had: what is remembered is bounded by it.
+  void expect_rows(size_t count) { count_most_ = std::max(count_most_, count); }
   size_t limit() const;
   uint32_t next_seq() { return ++seq_; }
   // Columns for all identities, and none too many remembered.

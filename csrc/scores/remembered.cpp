@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -12,20 +13,30 @@ namespace evoke {
 
 static_assert(std::endian::native == std::endian::little);
 
-std::vector<RememberedRecord> dump_remembered(Ranker* ranker, double clock) {
-  const Identities& known = ranker->known();
-  std::vector<uint32_t> ids;
-  for (uint32_t id = 0; id < ranker->table().end(); ++id) {
-    if (ranker->table().live(id) && known.count[id] > 0) ids.push_back(id);
+RememberedPart dump_part(const Ranker& ranker, double clock, size_t first, size_t count) {
+  const Identities& known = ranker.known();
+  const IdentityTable& table = ranker.table();
+  const size_t end = first + std::min(count, table.end() - std::min(first, table.end()));
+  RememberedPart part;
+  for (size_t at = first; at < end; ++at) {
+    const auto id = static_cast<uint32_t>(at);
+    if (!table.live(id) || known.count[id] == 0) continue;
+    part.records.push_back({table.tag(id), ranker.scores().log_score(id, clock),
+                            std::max(0.0, clock - known.at_clock[id]), known.bytes[id],
+                            known.count[id], known.role[id], known.priority[id]});
+    part.seqs.push_back(known.seq[id]);
   }
-  sort_by_seq(&ids, [&known](uint32_t id) { return known.seq[id]; });
+  return part;
+}
+
+std::vector<RememberedRecord> dump_remembered(const Ranker& ranker, double clock) {
+  const RememberedPart all = dump_part(ranker, clock, 0, ranker.table().end());
+  std::vector<uint32_t> order(all.seqs.size());
+  std::iota(order.begin(), order.end(), 0u);
+  sort_by_seq(&order, [&all](uint32_t at) { return all.seqs[at]; });
   std::vector<RememberedRecord> records;
-  records.reserve(ids.size());
-  for (const uint32_t id : ids) {
-    records.push_back({ranker->table().tag(id), ranker->scores().log_score(id, clock),
-                       std::max(0.0, clock - known.at_clock[id]), known.bytes[id], known.count[id],
-                       known.role[id], known.priority[id]});
-  }
+  records.reserve(order.size());
+  for (const uint32_t at : order) records.push_back(all.records[at]);
   return records;
 }
 
@@ -45,11 +56,12 @@ void check(const RememberedRecord& record, size_t at) {
 }  // namespace
 
 size_t load_remembered(Ranker* ranker, std::span<const RememberedRecord> records, double clock,
-                       double elapsed) {
+                       double elapsed, size_t rows_most) {
   if (!(elapsed >= 0 && std::isfinite(elapsed))) {
     throw std::invalid_argument("elapsed: " + std::to_string(elapsed) + " is not at least 0");
   }
   for (size_t i = 0; i < records.size(); ++i) check(records[i], i);
+  ranker->expect_rows(rows_most);
   Identities& known = ranker->known();
   const double lambda = ranker->scores().lambda();
   // The most recent ones, where a smaller table cannot take all.
