@@ -152,6 +152,8 @@ class Index:
         """(five numbers for each change, in order, the 32-byte keys of stored rows): what
         scores.Ranker.apply() takes."""
 
+    changes: int  # not taken yet
+
     def hold(self, rows: U32) -> None: ...
     def unhold(self, rows: U32) -> U64:
         """Refs that became free (erased while held). What nothing holds any more, at or below it,

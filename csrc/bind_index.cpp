@@ -258,6 +258,7 @@ void bind_index_class(py::module_& m) {
           py::arg("namespace"), py::arg("count") = SIZE_MAX)
       .def("follow", [](I self) { self.get().follow(); })
       .def("take_changes", &PyIndex::take_changes)
+      .def_property_readonly("changes", [](PyIndex& self) { return self.get().changes(); })
       .def("usage", &PyIndex::usage)
       .def("check", [](I self) { self.get().check(); })
       .def("__len__", [](I self) { return self.get().size(); })

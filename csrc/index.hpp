@@ -83,6 +83,7 @@ class Index {
 
   // From now on changes of visible rows are noted, in order, until they are taken.
   void follow() { following_ = true; }
+  size_t changes() const { return changes_.list.size(); }  // not taken yet
   Changes take_changes() { return std::exchange(changes_, {}); }
 
   // Walks everything; std::logic_error says what is wrong.

@@ -209,6 +209,7 @@ class Daemon:
                 self.works.policies.reload_configured()
             self.works.timers.run_due(time.monotonic())
             self.server.retry()
+            self.works.balance.policy.follow_when_many()
             self._publish()
         return self._stop_reason
 

@@ -21,6 +21,7 @@ __all__ = ["Learned", "Ranking"]
 
 SECRET_BYTES: Final = 16
 DEFAULT_ALPHA: Final = 0.05
+NOTES_MOST: Final = 65_536  # of the index, 5 MB
 
 
 class Learned:
@@ -120,6 +121,11 @@ class Ranking:
         """What is known of a row: see scores.Ranker.row."""
         self._follow()
         return self._ranker.row(row, float(self.requests))
+
+    def follow_when_many(self) -> None:
+        """Notes that no request makes it read must not pile up."""
+        if self._index.changes > NOTES_MOST:
+            self._follow()
 
     def _follow(self) -> None:
         self._ranker.apply(*self._index.take_changes(), float(self.requests))

@@ -54,34 +54,31 @@ double Product::priority(double key, double at_clock, double clock) const {
 }
 
 Product::Least Product::lesser(const Least& a, const Least& b) {
-  Least both{std::min(a.key, b.key), std::min(a.at_clock, b.at_clock), std::min(a.seq, b.seq),
-             kNoSlot};
-  for (const Least* one : {&a, &b}) {
-    if (one->key == both.key && one->at_clock == both.at_clock && one->seq == both.seq) {
-      both.slot = one->slot;
-      break;
-    }
-  }
-  return both;
+  const bool is_a = (a.key <= b.key) & (a.at_clock <= b.at_clock) & (a.seq <= b.seq);
+  const bool is_b = (b.key <= a.key) & (b.at_clock <= a.at_clock) & (b.seq <= a.seq);
+  return {std::min(a.key, b.key), std::min(a.at_clock, b.at_clock), std::min(a.seq, b.seq),
+          is_a   ? a.slot
+          : is_b ? b.slot
+                 : kNoSlot};
 }
 
 Product::Least Product::of(uint32_t id) const {
   return {known().key[id], known().at_clock[id], known().seq[id], slots_[id]};
 }
 
+bool Product::pull(size_t node) {
+  const Least both = lesser(tree_[2 * node], tree_[2 * node + 1]);
+  const Least& had = tree_[node];
+  const bool same = (had.key == both.key) & (had.at_clock == both.at_clock) &
+                    (had.seq == both.seq) & (had.slot == both.slot);
+  tree_[node] = both;
+  return !same;
+}
+
 void Product::put(size_t slot, const Least& least) {
   size_t node = width_ + slot;
   tree_[node] = least;
-  while (node > 1) {
-    node /= 2;
-    const Least both = lesser(tree_[2 * node], tree_[2 * node + 1]);
-    const Least& had = tree_[node];
-    if (had.key == both.key && had.at_clock == both.at_clock && had.seq == both.seq &&
-        had.slot == both.slot) {
-      return;
-    }
-    tree_[node] = both;
-  }
+  while (node > 1 && pull(node / 2)) node /= 2;
 }
 
 void Product::add(uint32_t id) {
@@ -129,7 +126,7 @@ void Product::exit(uint32_t id) {
   assert(slot != kNoSlot && ids_[slot] == id);
   ids_[slot] = kNoId;
   slots_[id] = kNoSlot;
-  put(slot, kNobody);
+  tree_[width_ + slot] = kNobody;
 }
 
 bool Product::is_stale(uint32_t id) const {
@@ -157,13 +154,13 @@ uint32_t Product::worst(double clock) {
   while (true) {
     if (front_.empty()) open(1);
     const Bound first = front_.front();
+    freshen(first.node);
     const Least& least = tree_[first.node];
     const bool is_current = bound(first.node).is_as(first);
     if (is_current && least.slot != kNoSlot) {
       const uint32_t id = ids_[least.slot];
       if (!is_stale(id)) return id;
-      exit(id);
-      add(id);
+      put(least.slot, of(id));
       continue;
     }
     std::pop_heap(front_.begin(), front_.end());
@@ -174,6 +171,20 @@ uint32_t Product::worst(double clock) {
       open(2 * first.node);
       open(2 * first.node + 1);
     }
+  }
+}
+
+// Until what the node says is its leaf's, or neither child knows better.
+void Product::freshen(size_t node) {
+  while (node < width_) {
+    const Least& least = tree_[node];
+    if (least.slot == kNoSlot) {
+      if (!pull(node)) return;
+      continue;
+    }
+    size_t at = width_ + least.slot;
+    if (tree_[at].seq == least.seq) return;
+    while (at > node) pull(at /= 2);
   }
 }
 

@@ -60,7 +60,9 @@ class Product : public Order {
 
   static Least lesser(const Least& a, const Least& b);
   Least of(uint32_t id) const;
+  bool pull(size_t node);  // from its children; whether it has changed
   void put(size_t slot, const Least& least);
+  void freshen(size_t node);
   void add(uint32_t id);
   void compact();
   Bound bound(size_t node) const;
@@ -73,7 +75,8 @@ class Product : public Order {
   bool rescaled_;
   // An implicit binary tree: node i has the children 2i and 2i + 1, leaf `slot` is width_ + slot.
   // Slots are given out in the order of entry, so that neighbours were used at about one time. A
-  // leaf may be stale on the low side, as accesses do not come here: it is settled when it is best.
+  // node may be stale on the low side, as accesses and exits stay below it: it is settled at the
+  // front.
   std::vector<Least> tree_;
   std::vector<uint32_t> ids_;    // by slot
   std::vector<uint32_t> slots_;  // by id

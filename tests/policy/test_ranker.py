@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from evoke.core import scores
+from evoke.core import native, scores
+from evoke.policy.classics import Lru
+from evoke.policy.ranking import NOTES_MOST, Ranking
 from tests.policy.ranked_index import ALPHA, ORDERS, Churn, RankedIndex, key_of, rows_of
 
 Make = Callable[..., RankedIndex]
@@ -278,3 +280,24 @@ def test_bad_arguments_are_named(make: Make) -> None:
     ):
         with pytest.raises(ValueError, match=r"\w+: "):
             call()
+
+
+def test_notes_that_nobody_reads_are_bounded() -> None:
+    """Holding and letting go writes notes; the loop has them read when they are many."""
+    index = native.Index()
+    ranking = Ranking(index, Lru(chains=True), 1 << 20)
+    space, _ = index.add_namespace(1)
+    ranking.add_namespace(space, bytes(32), 4096)
+    refs, sizes, sums = np.zeros(1, np.uint64), np.full(1, 4096, np.uint32), np.zeros(1, np.uint64)
+    rows = index.insert_many(space, key_of(1), 0, b"", refs, sizes, sums, 1)
+    while index.changes < NOTES_MOST:
+        index.hold(rows)
+        index.unhold(rows)
+        ranking.follow_when_many()
+    before = index.changes
+    index.hold(rows)
+    index.unhold(rows)
+    ranking.follow_when_many()
+    assert (before >= NOTES_MOST, index.changes) == (True, 0)
+    assert ranking.row(int(rows[0]))["held"] is False
+    index.close()
