@@ -54,6 +54,8 @@ bench: .venv/.test build
 
 # Where several threads meet in the core.
 THREADED := copy copy_faults fence spill table table_readers
+# Whole traces, which tell nothing new there, and other processes.
+LONG_POLICY := oracle return_index_traces traces users
 SANITIZED = build/sanitize/$(1)
 BUILD_SANITIZED = EVOKE_SANITIZE=$(2) $(PY) setup.py -q build --build-lib $(SANITIZED)/lib \
 	--build-temp $(SANITIZED)/temp
@@ -66,7 +68,8 @@ sanitize-address: .venv/.test
 	$(call BUILD_SANITIZED,address,address$(comma)undefined)
 	LD_PRELOAD="$(call RUNTIME,libasan) $(call RUNTIME,libubsan) $(call RUNTIME,libstdc++)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	PYTHONPATH=$(call SANITIZED,address)/lib $(PY) -m pytest -q tests/core
+	PYTHONPATH=$(call SANITIZED,address)/lib $(PY) -m pytest -q tests/core tests/policy \
+	$(LONG_POLICY:%=--ignore=tests/policy/test_%.py)
 
 # Without address randomisation: this runtime's shadow has no place for every layout.
 sanitize-thread: .venv/.test

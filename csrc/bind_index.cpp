@@ -146,6 +146,7 @@ class PyIndex {
     static_assert(sizeof(Change) == 5 * sizeof(uint32_t));
     const Changes changes = get().take_changes();
     auto list = py::array_t<uint32_t>({changes.list.size(), size_t{5}});
+    if (changes.list.empty()) return py::make_tuple(list, py::bytes());
     std::memcpy(list.mutable_data(), changes.list.data(), changes.list.size() * sizeof(Change));
     return py::make_tuple(list, bytes_of(changes.keys.data(), changes.keys.size()));
   }

@@ -125,7 +125,7 @@ class PyRanker {
                                   ", not a multiple of 40");
     }
     std::vector<RememberedRecord> records(raw.size() / sizeof(RememberedRecord));
-    std::memcpy(records.data(), raw.data(), raw.size());
+    if (!raw.empty()) std::memcpy(records.data(), raw.data(), raw.size());
     return load_remembered(&ranker_, records, clock, elapsed, rows_most);
   }
 
