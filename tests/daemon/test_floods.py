@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import struct
 import time
@@ -108,8 +110,11 @@ def test_replies_outlive_a_rebind(start: Start) -> None:
             keys = chain(namespace, 64, round_number)
             flood = zmtp(daemon.directory)
             flood.sendall(b"\x01\x01x" * 2000)
+            os.kill(daemon.pid, signal.SIGSTOP)  # so that it meets both at once, in this order
             numbers.append(engine.peer.send("store", *engine.store_args(keys)))
+            time.sleep(0.02)
             flood.sendall(b"\x00\x01x")
+            os.kill(daemon.pid, signal.SIGCONT)
             answered = engine.peer.dealer.poll(1500)
             flood.close()
             if answered:
