@@ -58,6 +58,7 @@ class Admin:
         *,
         boot: bytes,
         inject: bool,
+        lock: bool,
         sessions: Callable[[], list[Session]],
         copy: dict[str, Any],
     ) -> None:
@@ -68,6 +69,7 @@ class Admin:
         self._histograms, self.parts, self._policies = histograms, parts, policies
         self.sink: EventSink | None = None
         self._inject, self._sessions, self._copy = inject, sessions, copy
+        self._lock = lock
         self._started_s = time.monotonic()
 
     # ------------------------------------------------------------------ verbs
@@ -224,6 +226,8 @@ class Admin:
         red = any(thread["state"] == "red" for thread in threads)
         defects = self._counters["defects"]
         reasons = [f"{defects} requests met a defect of the daemon; see its log"] if defects else []
+        if self._lock and not self._arena.locked:
+            reasons.append("host.lock: the host tier is not locked; raise RLIMIT_MEMLOCK")
         if self._policies.trouble:
             reasons.append(self._policies.trouble)
         state = "red" if red else "yellow" if reasons else "green"

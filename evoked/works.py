@@ -126,6 +126,7 @@ class Works:
             self.policies,
             boot=boot,
             inject=config.debug.inject,
+            lock=config.host.lock,
             sessions=sessions,
             copy=copy,
         )

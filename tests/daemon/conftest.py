@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ def start() -> Iterator[Start]:
     daemons: list[DaemonProcess] = []
     with tempfile.TemporaryDirectory(prefix="evoke-") as directory:
 
-        def make(*, nofile: int = 0, **settings: Any) -> DaemonProcess:
+        def make(*, nofile: int = 0, under: Sequence[str] = (), **settings: Any) -> DaemonProcess:
             place = Path(directory, str(len(daemons)))
             place.mkdir()
             values = {key.replace("__", "."): value for key, value in settings.items()}
-            daemons.append(DaemonProcess(place, values, nofile=nofile))
+            daemons.append(DaemonProcess(place, values, nofile=nofile, under=under))
             return daemons[-1]
 
         try:

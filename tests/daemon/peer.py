@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,15 @@ READY_S = 20.0
 class DaemonProcess:
     """One evoked. stop() must find exit status 0, a clean log and no files left."""
 
-    def __init__(self, directory: Path, settings: dict[str, Any], *, nofile: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: dict[str, Any],
+        *,
+        nofile: int = 0,
+        under: Sequence[str] = (),
+    ) -> None:
+        """under: a command that runs the daemon in its own place."""
         self.directory = directory / "s"
         self.log_path = directory / "log"
         values = {"host.capacity": "16MiB", "host.backing": "4k", "daemon.workers": 1, **settings}
@@ -47,10 +55,10 @@ class DaemonProcess:
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "evoked", "--socket", str(self.directory)]
         if nofile:
-            command = ["prlimit", f"--nofile={nofile}:{nofile}", *command]
+            under = ["prlimit", f"--nofile={nofile}:{nofile}", *under]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [*command, "--ready-fd", str(write_fd), *options],
+                [*under, *command, "--ready-fd", str(write_fd), *options],
                 pass_fds=[write_fd],
                 stderr=log,
                 stdout=log,

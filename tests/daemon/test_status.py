@@ -11,7 +11,7 @@ import numpy as np
 from evoke.client import wire
 from evoke.client.wire import Code, Stored
 from evoke.core import native
-from tests.daemon.conftest import Start
+from tests.daemon.conftest import Start, assert_idle
 from tests.daemon.peer import BLOCK, DaemonProcess, Engine, chain, make_namespace
 
 ATTRIBUTION = ("asked", "hit_host", "hit_cxl", "hit_flash", "missed", "unknown")
@@ -131,3 +131,17 @@ def test_reader_of_tables_that_never_reads(start: Start) -> None:
             engine.store(chain(namespace, 1000, seed), [0] * 1000)
         assert sleeper.table.superseded()
         assert sleeper.call("ping")[0] == Code.OK
+
+
+def test_lock_that_failed_is_seen(start: Start) -> None:
+    """host.lock over RLIMIT_MEMLOCK: the daemon serves, and its health is yellow and says why."""
+    under = ["prlimit", "--memlock=65536:65536"]
+    if os.geteuid() == 0:  # which no limit holds
+        under = ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", *under]
+    daemon = start(under=under, host__lock="true")
+    with daemon.peer() as peer:
+        health = peer.status()["health"]
+        assert health["state"] == "yellow"
+        assert "host.lock" in health["reasons"][0]
+    assert_idle(daemon, "yellow")
+    daemon.stop()

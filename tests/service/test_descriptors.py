@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evoke.client.wire import Stored
 from tests.daemon.conftest import Start, start
-from tests.daemon.peer import chain, make_namespace
+from tests.daemon.peer import chain, eventually, make_namespace
 
 __all__ = ["start"]
 
@@ -38,6 +38,8 @@ def test_every_descriptor_is_close_on_exec(start: Start) -> None:
         for seed in range(2):  # beyond the first table
             large.store(chain(large.namespace, 4096, seed))
         engine.peer.ok("events", engine.handle)
+        large.peer.dealer.send_multipart([b"x"] * 2000)
+        assert eventually(lambda: "re-bound" in daemon.log())
         links = {os.readlink(entry) for entry in Path(f"/proc/{daemon.pid}/fd").iterdir()}
         for part in ("socket:", "pidfd", "eventfd", "eventpoll", "memfd:"):
             assert any(part in link for link in links), (part, links)
