@@ -5,6 +5,7 @@ The loop takes a large memory in pieces, between requests; a thread sorts and wr
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import struct
@@ -119,8 +120,8 @@ class LearnedFile:
         timers: Timers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """directory: "" keeps nothing. OSError: it cannot be made or written to. Before the first
-        namespace is registered."""
+        """directory: "" keeps nothing. OSError: it cannot be made or written to, or another daemon
+        has it. Before the first namespace is registered."""
         self._ranking, self._counters = ranking, counters
         self._timers, self._clock = timers, clock
         self._log = structlog.get_logger()
@@ -128,10 +129,12 @@ class LearnedFile:
         self._writer: threading.Thread | None = None
         self._saved = -1  # requests that the policy had seen then
         self._on = bool(directory)
+        self._lock_fd = -1
         if self._on:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             if not os.access(directory, os.W_OK | os.X_OK):
                 raise PermissionError(f"{directory} is not writable")
+            self._lock_fd = _lock(directory)
             self._load()
             timers.at(clock() + SAVE_S, self._save)
 
@@ -182,8 +185,12 @@ class LearnedFile:
 
     def close(self) -> None:
         """Saves once more; gives up after STOP_S."""
-        if not self._on:
-            return
+        if self._on:
+            self._save_last()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+
+    def _save_last(self) -> None:
         end_s = time.monotonic() + STOP_S
         if (writer := self._writer) is not None:
             writer.join(STOP_S)
@@ -196,3 +203,14 @@ class LearnedFile:
             writer.join(max(0.0, end_s - time.monotonic()))
             if writer.is_alive():
                 self._log.warning("what was learned is not saved", why="the disk takes too long")
+
+
+def _lock(directory: str) -> int:
+    """fd of the directory, held for the daemon's life: two would take each other's file away."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise BlockingIOError(f"another daemon keeps its memory in {directory}") from None
+    return fd

@@ -177,14 +177,28 @@ def test_secret_is_not_what_clients_know(start: Start, policy: str, tmp_path: Pa
     assert told not in (image.secret, digest)
 
 
-def test_directory_that_cannot_be_written_is_told(policy: str, tmp_path: Path) -> None:
-    """The daemon does not start with a state directory that is a file."""
-    (tmp_path / "file").write_text("")
-    command = [sys.executable, "-m", "evoked", "--socket", str(tmp_path / "s")]
-    settings = [f"--set=daemon.state_dir={tmp_path / 'file'}", "--set=host.capacity=2MiB"]
+def refused(state: Path, sockets: Path) -> str:
+    """What a daemon says that does not start with this state directory."""
+    command = [sys.executable, "-m", "evoked", "--socket", str(sockets)]
+    settings = [f"--set=daemon.state_dir={state}", "--set=host.capacity=2MiB"]
     ended = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
-    assert "daemon.state_dir: " in ended.stderr
+    return ended.stderr
+
+
+def test_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """The daemon does not start with a state directory that is a file."""
+    (tmp_path / "file").write_text("")
+    assert "daemon.state_dir: " in refused(tmp_path / "file", tmp_path / "s")
+
+
+def test_directory_of_another_daemon_is_refused(start: Start, policy: str, tmp_path: Path) -> None:
+    """A second daemon does not take the file of one that runs; after a kill its successor does."""
+    state = tmp_path / "state"
+    first = learn(start, settings(policy, state))
+    assert "another daemon" in refused(state, tmp_path / "s")
+    first.kill()
+    start(**settings(policy, state)).stop()
 
 
 def test_failed_save_is_counted(tmp_path: Path) -> None:
